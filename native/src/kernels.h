@@ -1,0 +1,174 @@
+// The kernel table: every compute routine, one implementation for each instruction set.
+//
+// Each file in kernels/ is compiled once for each ISA (PINNATE_KERNEL_ISA = portable | avx2 | avx512) with that ISA's
+// flags, in namespace pinnate::PINNATE_KERNEL_ISA, and fills its part of the table (kernels/register.h).
+//
+// Determinism, the contract of every routine here: the bits of an output row depend on that row's inputs alone: not on the
+// number of rows in the call, the row's place among them, or the thread that computes it. Reductions (over K, over the
+// keys of an attention row, over a vocabulary) run in one fixed order. All routines run with FTZ and DAZ set
+// (ThreadPool sets MXCSR in its threads; Program::run sets it in the caller and restores it).
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "tensor_type.h"
+
+namespace pinnate {
+
+// ---- weights ------------------------------------------------------------------------------------------------------
+// A matrix [n, k] packed for gemm. The layout is private to kernels/gemm.cpp of the ISA that packed it.
+// Panels of kPanel output columns; n is padded to whole panels, k to a multiple of 2, with zeros.
+// With `swiglu`, the matrix is gate [n/2, k] and up [n/2, k] interleaved so that each panel holds 32 gate columns and the
+// 32 up columns that belong to them (padded alike).
+constexpr int64_t kPanel = 64;
+struct PackedWeight {
+  int64_t n = 0, k = 0;         // logical sizes (n counts gate and up both, with swiglu)
+  Act act = Act::kBF16;
+  bool swiglu = false;
+  int64_t panels = 0;
+  int64_t panel_bytes = 0;
+  unsigned char* data = nullptr;  // 64-byte aligned, panels * panel_bytes
+};
+
+// One matrix as it lies in its file, rows [n, k] of storage type `type`.
+struct SourceMatrix {
+  TensorType type;
+  const unsigned char* data;
+  int64_t rows, cols;
+  const int32_t* row_order = nullptr;  // row i is stored at row_order[i]
+};
+
+// ---- gemm ---------------------------------------------------------------------------------------------------------
+enum class Epilogue : int {
+  kStoreF32,   // out (float) = x W^T + bias
+  kAddF32,     // out (float) += x W^T + bias   (the residual)
+  kStoreAct,   // out (act)   = x W^T + bias
+  kSwiGLUAct,  // out (act) [m, n/2] = silu(gate) * up; packed with swiglu; no bias
+};
+struct GemmArgs {
+  const void* x;    // act [m, ldx]; columns k..(k rounded up to even) are never read
+  int64_t ldx;      // elements
+  int64_t m;
+  const PackedWeight* w;
+  const float* bias;  // [n] or null
+  Epilogue epilogue;
+  void* out;
+  int64_t ldo;      // elements
+};
+
+// ---- rows ---------------------------------------------------------------------------------------------------------
+struct NormArgs {  // rms_norm and layer_norm over groups of `group` columns
+  const float* x; int64_t ldx;
+  const float* weight; const float* bias;  // [group]; bias may be null
+  float eps;
+  int64_t cols, group;
+  void* out; int64_t ldo;
+  bool out_f32;  // else act
+};
+
+enum class Unary : int { kGeluTanh, kGeluErf, kSoftcap, kScale };
+enum class Binary : int { kAdd, kMul, kSwiGLU };
+
+// ---- attention ----------------------------------------------------------------------------------------------------
+// One layer's pool: pages of page_bytes each; the layout inside a page is private to kernels/attention.cpp.
+// page_size is a multiple of 16. head_dim is any multiple of 2 (padded inside).
+struct KVLayout {
+  int page_size, num_kv_heads, head_dim;
+  Act act;
+};
+
+// q/k norm (optional), rope (optional), then: q -> act rows, k and v -> pages.
+struct QKVArgs {
+  const float* qkv; int64_t ldx;       // [T, (num_heads + 2 * num_kv_heads) * head_dim], q then k then v, bias included
+  int num_heads;
+  KVLayout kv;
+  const float* q_norm; const float* k_norm; float norm_eps;  // [head_dim] or null
+  const float* cos; const float* sin;  // [max_position, rotary/2] tables (attention factor included), or null
+  int rotary;                          // rotated columns of a head; 0 with null tables
+  const int32_t* positions;            // [T]
+  const int32_t* slots;                // [T] page * page_size + offset: where token t's k and v go
+  void* q_out; int64_t ldq;            // act [T, num_heads * head_dim]
+  unsigned char* pool;                 // this layer's pool
+};
+
+struct AttentionArgs {
+  const void* q; int64_t ldq;          // act [T, num_heads * head_dim]
+  int num_heads;
+  KVLayout kv;
+  float scale;
+  int window;                          // 0: none
+  int num_seqs;
+  const int32_t* seq_starts;           // [S + 1] rows of each sequence in this step
+  const int32_t* contexts;             // [S] tokens of each sequence once this step is done; row r of s has position
+                                       // contexts[s] - (seq_starts[s+1] - r)
+  const int32_t* page_offsets;         // [S + 1] into page_indices
+  const int32_t* page_indices;
+  const unsigned char* pool;
+  void* out; int64_t ldo;              // act [T, num_heads * head_dim]
+};
+
+// ---- sampling -----------------------------------------------------------------------------------------------------
+struct SampleArgs {  // one row
+  float* logits;          // [vocab]; may be overwritten
+  int64_t vocab;
+  float temperature;      // 0: greedy (lowest id wins ties)
+  float top_p, min_p;
+  int32_t top_k;          // <= 0: off
+  uint64_t seed; uint32_t index; uint32_t position;  // key of the counter-based generator
+  float presence, frequency, repetition;
+  const int32_t* prompt; int64_t prompt_len;   // history, for penalties; null without
+  const int32_t* output; int64_t output_len;
+  const int32_t* bias_ids; const float* bias; int64_t bias_len;  // -inf bans a token
+  int32_t target;         // >= 0: do not draw, score this token
+  int32_t num_top;        // -1: no logprobs; else how many alternatives
+  // results
+  int32_t token;
+  float logprob; int32_t rank;
+  int32_t* top_ids; float* top_logprobs;  // [num_top]
+};
+
+struct KernelTable {
+  const char* isa;
+
+  // gemm.cpp. Sizes `w` (n, k, act, swiglu set by the caller) -> fills panels, panel_bytes.
+  void (*pack_layout)(PackedWeight& w);
+  // Packs panel p: `sources` are stacked along n (qkv: 3 of them; swiglu: exactly {gate, up}).
+  void (*pack_panel)(const SourceMatrix* sources, int count, PackedWeight& w, int64_t panel, float* scratch);  // scratch: k floats
+  // Rows [m0, m1) x panel p of the product.
+  void (*gemm_tile)(const GemmArgs& a, int64_t m0, int64_t m1, int64_t panel);
+  // out[i] = row ids[i] of w (not swiglu) as floats, times scale.
+  void (*unpack_rows)(const PackedWeight& w, const int32_t* ids, int64_t count, float scale, float* out, int64_t ldo);
+  void (*dequantize)(TensorType type, const unsigned char* data, int64_t count, float* out);
+
+  // rows.cpp, rows [r0, r1)
+  void (*rms_norm)(const NormArgs& a, Act act, int64_t r0, int64_t r1);
+  void (*layer_norm)(const NormArgs& a, Act act, int64_t r0, int64_t r1);
+  void (*unary)(Unary op, float p, const float* x, float* out, int64_t count);
+  void (*binary)(Binary op, const float* a, const float* b, float* out, int64_t count);
+  void (*to_act)(const float* x, void* out, Act act, int64_t count);
+
+  // attention.cpp
+  size_t (*kv_page_bytes)(const KVLayout& kv);
+  void (*qkv)(const QKVArgs& a, int64_t r0, int64_t r1);  // two rows of one call may share a page (disjoint slots)
+  // Work of one attention call is cut into items that do not depend on the number of threads; scratch is per thread.
+  int64_t (*attention_items)(const AttentionArgs& a);
+  size_t (*attention_scratch)(const AttentionArgs& a);   // bytes each thread needs
+  void (*attention)(const AttentionArgs& a, int64_t item, unsigned char* scratch);
+
+  // sample.cpp
+  void (*sample)(SampleArgs& a, float* scratch);  // scratch: 2 * vocab floats + 64
+
+  // peak.cpp: the machine's limits. Runs about `seconds`; returns operations done (flops or int8 ops).
+  double (*peak_flops)(Act act, double seconds);
+  double (*peak_int8)(double seconds);  // 0 where the ISA has no int8 dot product
+};
+
+const KernelTable& kernels_portable();
+const KernelTable& kernels_avx2();
+const KernelTable& kernels_avx512();
+
+// Best table this CPU can run, or the one named ("auto", "avx512", "avx2", "portable").
+// Throws std::invalid_argument where the CPU lacks it (avx512 needs F, BW, VL, DQ, VNNI and BF16).
+const KernelTable& select_kernels(const char* name);
+
+}  // namespace pinnate

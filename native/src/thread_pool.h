@@ -1,0 +1,33 @@
+// A small pool of its own: tiles are handed out dynamically, waiting is spin-then-park.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+namespace pinnate {
+
+class ThreadPool {
+ public:
+  explicit ThreadPool(int threads);  // >= 1; the caller is one of them, so threads-1 are started
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int threads() const;
+
+  // Calls fn(ctx, item, thread) once for each item in [0, items), in any order, on all threads; returns when all are done.
+  // `thread` is in [0, threads()). Must not be called from inside itself. fn must not throw.
+  using Fn = void (*)(void* ctx, int64_t item, int thread);
+  void run(int64_t items, Fn fn, void* ctx);
+
+  template <class F>
+  void parallel_for(int64_t items, F&& f) {  // f(item, thread)
+    run(items, [](void* c, int64_t i, int t) { (*static_cast<std::remove_reference_t<F>*>(c))(i, t); }, &f);
+  }
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace pinnate

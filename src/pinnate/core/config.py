@@ -1,0 +1,84 @@
+"""EngineConfig: what an operator sets. The only place that reads environment variables.
+
+Knows: names, defaults, ranges. Must not know: how a model is built or a kernel works. Automatic choices that
+need facts (memory, model shape) are pure functions in `core/autoconfig.py`; they return (value, reason).
+"""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+
+from pinnate.core.errors import ConfigError
+
+DTYPES = ("auto", "bfloat16", "float32")
+EXECUTORS = ("native", "reference")
+ISAS = ("auto", "avx512", "avx2", "portable")
+POLICIES = ("fcfs", "lpm")
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of one engine. None or "auto" means: chosen at start, and the choice is logged with its reason.
+
+    Sizes are in tokens, pages or bytes as named.
+
+    Raises:
+        ConfigError: a value is out of range; the message names the flag.
+    """
+
+    model: str
+    dtype: str = "auto"
+    executor: str = "native"
+    isa: str = "auto"
+    threads: int | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    page_size: int = 16
+    num_pages: int | None = None  # usable pages (the null page is extra)
+    kv_cache_memory: int | None = None  # bytes
+    schedule_policy: str = "fcfs"
+    enable_prefix_caching: bool = True
+    max_num_queued_reqs: int = 1024
+    seed: int = 0
+    check_integrity: bool = False  # prove the KV memory's conservation after every step (tests, debugging)
+
+    def __post_init__(self) -> None:
+        _one_of("--dtype", self.dtype, DTYPES)
+        _one_of("--executor", self.executor, EXECUTORS)
+        _one_of("PINNATE_ISA", self.isa, ISAS)
+        _one_of("--schedule-policy", self.schedule_policy, POLICIES)
+        for flag, value in (
+            ("--threads", self.threads),
+            ("--max-model-len", self.max_model_len),
+            ("--max-num-seqs", self.max_num_seqs),
+            ("--max-num-batched-tokens", self.max_num_batched_tokens),
+            ("--page-size", self.page_size),
+            ("--num-pages", self.num_pages),
+            ("--kv-cache-memory", self.kv_cache_memory),
+            ("--max-num-queued-reqs", self.max_num_queued_reqs),
+        ):
+            if value is not None and value < 1:
+                raise ConfigError(f"{flag} must be at least 1, got {value}")
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+
+
+class Environment(msgspec.Struct, frozen=True, kw_only=True):
+    """The environment variables that pinnate honours."""
+
+    isa: str = "auto"  # PINNATE_ISA
+    log_level: str = "info"  # PINNATE_LOG_LEVEL
+    api_key: str | None = None  # PINNATE_API_KEY
+
+
+def read_environment() -> Environment:
+    return Environment(
+        isa=os.environ.get("PINNATE_ISA", "auto") or "auto",
+        log_level=os.environ.get("PINNATE_LOG_LEVEL", "info") or "info",
+        api_key=os.environ.get("PINNATE_API_KEY") or None,
+    )

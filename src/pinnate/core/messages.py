@@ -1,0 +1,89 @@
+"""Messages across the process boundary (msgpack): one down per request, one up per step.
+
+Downwards: Request (core/request.py), Abort, Command. Upwards: StepOutputs, Reply, EngineReady, EngineFailed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from pinnate.core.batch import TokenLogprobs
+from pinnate.core.request import FinishReason, Request
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """Ends requests, or one choice of one request where `index` is given. Unknown ids are ignored."""
+
+    request_ids: list[str]
+    index: int | None = None
+
+
+class Command(msgspec.Struct, frozen=True, tag="command"):
+    """An operator's call: `flush_cache`, `check_integrity` or `stats`. Answered by a Reply with the same id."""
+
+    command_id: int
+    name: str
+
+
+class TokenOutput(msgspec.Struct, frozen=True, array_like=True):
+    """What one choice of one request got in this step."""
+
+    request_id: str
+    index: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    stop_token: int | None = None  # the EOS or stop token that ended it (it is in token_ids)
+    num_cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs | None] | None = None  # whole prompt, with the first output of index 0
+    error: str | None = None  # with FinishReason.ERROR
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Gauges and lifetime counters of the engine, taken after a step."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_pages: int = 0  # usable pages of the pool
+    num_free_pages: int = 0
+    num_cached_pages: int = 0  # held by the prefix tree alone, evictable
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    prefix_cache_queries: int = 0  # prompt tokens looked up
+    prefix_cache_hits: int = 0  # prompt tokens found
+    preemptions: int = 0
+    evicted_pages: int = 0
+    steps: int = 0
+    execute_seconds: float = 0.0  # inside the executor
+    step_seconds: float = 0.0  # whole steps, execution included
+    new_token_ratio: float = 0.0
+
+
+class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
+    outputs: list[TokenOutput]
+    stats: EngineStats
+
+
+class Reply(msgspec.Struct, frozen=True, tag="reply"):
+    command_id: int
+    result: dict[str, Any]
+    error: str | None = None
+
+
+class EngineReady(msgspec.Struct, frozen=True, tag="ready"):
+    """Sent once, when the engine can take requests. `info` is shown at start-up and by `doctor`."""
+
+    info: dict[str, Any]
+
+
+class EngineFailed(msgspec.Struct, frozen=True, tag="failed"):
+    """Sent instead of EngineReady: one readable line; `kind` is the class name of the error."""
+
+    kind: str
+    message: str
+
+
+ToEngine = Request | Abort | Command
+FromEngine = StepOutputs | Reply | EngineReady | EngineFailed

@@ -1,0 +1,102 @@
+"""SamplingParams: what a client may ask of the decoding of one request.
+
+Knows: the fields, their ranges, which combinations contradict. Must not know: the vocabulary, the
+context length or how sampling is computed.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from pinnate.core.errors import InvalidRequestError
+
+MAX_N = 128
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+SEED_LIMIT = 2**63
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Decoding parameters of one request, validated when made.
+
+    Temperature 0 is greedy. `top_k` 0 or -1, `top_p` 1 and `min_p` 0 are off. `logprobs=k` returns the
+    log-probability of every sampled token and the k most likely ones, of the raw distribution (before
+    temperature, penalties and truncation). `seed=None` draws one per request.
+
+    Raises:
+        InvalidRequestError: a field is out of range; `param` names it.
+    """
+
+    n: int = 1
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        _in_range("n", self.n, 1, MAX_N)
+        if self.max_tokens is not None:
+            _in_range("max_tokens", self.max_tokens, 0, None)
+        _in_range("min_tokens", self.min_tokens, 0, None)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequestError(
+                f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})", param="min_tokens"
+            )
+        _in_range("temperature", self.temperature, 0.0, None)
+        _in_range("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _in_range("top_k", self.top_k, -1, None)
+        _in_range("min_p", self.min_p, 0.0, 1.0)
+        _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _in_range("repetition_penalty", self.repetition_penalty, 0.0, None, open_low=True)
+        for token, bias in self.logit_bias.items():
+            _in_range(f"logit_bias[{token}]", bias, -100.0, 100.0, param="logit_bias")
+        if self.seed is not None:
+            _in_range("seed", self.seed, -SEED_LIMIT, SEED_LIMIT - 1)
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidRequestError(f"stop has more than {MAX_STOP_STRINGS} strings", param="stop")
+        if any(not text for text in self.stop):
+            raise InvalidRequestError("stop must not contain an empty string", param="stop")
+        if self.logprobs is not None:
+            _in_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            _in_range("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < 1e-5
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether sampling looks at the tokens before (penalties)."""
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
+
+
+def _in_range(
+    name: str, value: float, low: float, high: float | None, *, open_low: bool = False, param: str | None = None
+) -> None:
+    # Comparisons are written so that NaN fails them.
+    above = value > low if open_low else value >= low
+    below = math.isfinite(value) and (high is None or value <= high)
+    if above and below:
+        return
+    left = f"above {low}" if open_low else f"at least {low}"
+    right = "" if high is None else f" and at most {high}"
+    shown = value if math.isfinite(value) else str(value)
+    raise InvalidRequestError(f"{name} must be {left}{right}, got {shown}", param=param or name)

@@ -1,0 +1,35 @@
+"""The Executor contract: the data plane as the engine sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from pinnate.core.batch import SchedulerOutput, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorSpec:
+    """Sizes an executor is built for. `num_pages` counts usable pages; page 0 (null) is extra, so ids run to num_pages."""
+
+    num_pages: int
+    page_size: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_model_len: int
+
+
+class Executor(Protocol):
+    """Runs one step: copies pages, computes the scheduled tokens, writes their KV, samples.
+
+    Deterministic: the results for a sequence do not depend on what else is in the step, on how its tokens were
+    cut into chunks, or on the number of threads.
+    """
+
+    def execute(self, output: SchedulerOutput) -> StepResult: ...
+
+    def describe(self) -> dict[str, object]:
+        """dtype, isa, threads, weight_bytes, kv_bytes and what else `doctor` shows."""
+        ...
+
+    def close(self) -> None: ...
