@@ -25,7 +25,8 @@ def run(args: argparse.Namespace) -> int:
     limits = report["limits"]
     print(
         f"machine: {report['threads']} threads, {report['isa']}: bf16 {limits['bf16_gflops']:.0f} GFLOP/s, "
-        f"fp32 {limits['f32_gflops']:.0f} GFLOP/s, int8 {limits['int8_gops']:.0f} GOP/s, memory {limits['read_gbs']:.1f} GB/s"
+        f"fp32 {limits['f32_gflops']:.0f} GFLOP/s, int8 {limits['int8_gops']:.0f} GOP/s, "
+        f"memory {limits['read_gbs']:.1f} GB/s"
     )
     if not args.limits_only:
         report |= measure_engine(args, limits)
@@ -60,7 +61,7 @@ def measure_engine(args: argparse.Namespace, limits: dict[str, float]) -> dict[s
         print(f"{'workload':<24}{'seconds':>9}{'tokens/s':>10}{'limit s':>9}{'x limit':>9}")
         rows = []
         for workload in WORKLOADS:
-            m = measure(llm, work_vocab(llm), workload, work, peaks, args.repeats)
+            m = measure(llm, int(llm.info["vocab_size"]), workload, work, peaks, args.repeats)
             print(
                 f"{workload.name:<24}{m.seconds:>9.3f}{m.tokens_per_second:>10.1f}{m.limit_seconds:>9.3f}{m.ratio:>9.2f}"
             )
@@ -74,7 +75,3 @@ def measure_engine(args: argparse.Namespace, limits: dict[str, float]) -> dict[s
                 }
             )
         return {"model": path.name, "dtype": dtype, "workloads": rows}
-
-
-def work_vocab(llm: LLM) -> int:
-    return int(llm.info["vocab_size"])

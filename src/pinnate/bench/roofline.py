@@ -24,7 +24,7 @@ class Peaks:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a model costs: weights by part, FLOPs of one (query, key) pair, KV bytes of one token; all layers together."""
+    """What a model costs: weights by part, FLOPs of one (query, key) pair, KV bytes of one token; all layers."""
 
     body_weights: int
     head_weights: int
