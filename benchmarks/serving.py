@@ -4,8 +4,8 @@
         [--repeats 3] [--out benchmarks/results/NAME.json] [-- FLAGS OF pinnate serve]
 
 The load client drives any OpenAI-compatible server over streaming HTTP with seeded workloads of exact token lengths;
-the limits script turns measured peaks into the roofline time of each workload. For each repetition the peaks are measured
-anew (the machine's speed drifts), then every workload runs with fresh text. Prints medians; x = wall time / limit.
+the limits script turns measured peaks into the roofline time of each workload. For each repetition the peaks are
+measured anew (the machine's speed drifts), then every workload runs with fresh text. Prints medians; x = wall / limit.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def run_load(script: Path, port: int, pid: int, workloads: str, salt: str, model
         out = Path(folder) / "out.jsonl"
         command = [
             sys.executable, str(script), "--base-url", f"http://127.0.0.1:{port}", "--model", model,
-            "--workload", workloads, "--salt", salt, "--server-pid", str(pid), "--flavour", "ours", "--out", str(out), "--label", "pinnate",
+            "--workload", workloads, "--salt", salt, "--server-pid", str(pid),
+            "--flavour", "ours", "--out", str(out), "--label", "pinnate",
         ]  # fmt: skip
         subprocess.run(command, check=True)
         return [json.loads(line) for line in out.read_text().splitlines()]
