@@ -1,0 +1,63 @@
+"""ServerSettings: what an operator sets about the HTTP side.
+
+Knows: names, defaults, ranges. Must not know: the engine's settings (`core/config.py`), or how a flag is parsed.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePath
+
+import msgspec
+
+from pinnate.core.errors import ConfigError
+
+# What a GGUF's file name says after the model's own name: `Model.Q4_1.gguf`, `model-q4_k_m.gguf`, `m-BF16.gguf`.
+_QUANTISATION = re.compile(r"[.\-](?:I?Q\d\w*|BF16|F16|F32)$", re.IGNORECASE)
+
+
+class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of the HTTP server. Sizes in bytes, times in seconds.
+
+    `served_model_name`: names that requests may use, the first one is shown; empty means the name of the model's
+    file or folder. `chat_template`: path of a file that replaces the model's own template. `shutdown_timeout`: how long
+    requests in flight may go on after SIGTERM. `port` 0 takes a free one.
+
+    Raises:
+        ConfigError: a value is out of range; the message names the flag.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    served_model_name: tuple[str, ...] = ()
+    api_key: str | None = None
+    chat_template: str | None = None
+    shutdown_timeout: float = 30.0
+    max_body_bytes: int = 32 * 2**20
+    access_log: bool = False
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"--port must be from 0 to 65535, got {self.port}")
+        if not self.shutdown_timeout >= 0:
+            raise ConfigError(f"--shutdown-timeout must be at least 0, got {self.shutdown_timeout}")
+        if self.max_body_bytes < 1024:
+            raise ConfigError(f"max_body_bytes must be at least 1024, got {self.max_body_bytes}")
+        if self.api_key is not None and not self.api_key.strip():
+            raise ConfigError("--api-key must not be empty")
+        if any(not name for name in self.served_model_name):
+            raise ConfigError("--served-model-name must not be empty")
+
+
+def model_names(model: str, served_model_name: tuple[str, ...]) -> tuple[str, ...]:
+    """The names under which `model` (path or org/name) is served, the one to show first.
+
+    Without names of the operator's: `dir/Model.Q4_1.gguf` is served as `Model`, a folder under its own name.
+    """
+    if served_model_name:
+        return served_model_name
+    name = PurePath(model).name
+    if name.lower().endswith(".gguf"):
+        name = _QUANTISATION.sub("", name[: -len(".gguf")])
+    return (name or model,)
