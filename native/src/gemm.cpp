@@ -1,0 +1,106 @@
+// How a product is cut: knows cache sizes and thread counts, not instruction sets. The cut never changes a bit of the result
+// (the kernels' contract), so it is free to depend on m and on the number of threads.
+#include "gemm.h"
+
+#include <algorithm>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <stdlib.h>
+#include <sys/mman.h>
+
+namespace pinnate {
+namespace {
+
+constexpr int64_t kRowBlock = 192;  // rows of x that stay in a core's L2 next to a panel
+constexpr int64_t kMinRows = 12;    // fewer rows a tile would stream weights from L3 for too little work
+constexpr size_t kHuge = size_t{2} << 20;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+[[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument("pack: " + what); }
+
+struct Block {
+  int64_t elements;
+  size_t bytes;
+};
+
+Block block_of(TensorType type) {
+  switch (type) {
+    case TensorType::kF32: return {1, 4};
+    case TensorType::kF16: return {1, 2};
+    case TensorType::kBF16: return {1, 2};
+    case TensorType::kQ4_0: return {32, 18};
+    case TensorType::kQ4_1: return {32, 20};
+    case TensorType::kQ8_0: return {32, 34};
+    case TensorType::kQ4_K: return {256, 144};
+    case TensorType::kQ5_K: return {256, 176};
+    case TensorType::kQ6_K: return {256, 210};
+  }
+  refuse("unknown storage type " + std::to_string(static_cast<int>(type)));
+}
+
+// Number of row blocks: enough that the threads end together, none so thin that it waits for weights.
+int64_t row_blocks(int64_t m, int64_t panels, int64_t threads) {
+  int64_t blocks = ceil_div(m, kRowBlock);
+  const int64_t most = std::max<int64_t>(blocks, m / kMinRows);
+  // The last round of items leaves up to threads - 1 of them idle: keep that under an eighth of the whole.
+  while (blocks < most && ceil_div(blocks * panels, threads) * threads * 8 > blocks * panels * 9) ++blocks;
+  return blocks;
+}
+
+}  // namespace
+
+void AlignedFree::operator()(unsigned char* p) const { ::free(p); }
+
+AlignedBuffer allocate_aligned(size_t bytes) {
+  const size_t align = bytes >= kHuge ? kHuge : 64;
+  const size_t size = std::max<size_t>((bytes + align - 1) / align * align, align);
+  void* p = ::aligned_alloc(align, size);
+  if (p == nullptr) throw std::bad_alloc();
+  if (align == kHuge) ::madvise(p, size, MADV_HUGEPAGE);  // a hint: failure costs speed only
+  return AlignedBuffer(static_cast<unsigned char*>(p));
+}
+
+size_t row_bytes(TensorType type, int64_t cols) {
+  const Block block = block_of(type);
+  if (cols % block.elements != 0)
+    refuse("rows of " + std::to_string(cols) + " columns are not whole blocks of " + std::to_string(block.elements));
+  return static_cast<size_t>(cols / block.elements) * block.bytes;
+}
+
+OwnedWeight pack(const KernelTable& kernels, ThreadPool& pool, const SourceMatrix* sources, int count, Act act,
+                 bool swiglu) {
+  if (count < 1) refuse("no source");
+  if (swiglu && (count != 2 || sources[0].rows != sources[1].rows)) refuse("swiglu takes gate and up of equal shape");
+  OwnedWeight owned;
+  PackedWeight& w = owned.weight;
+  w.act = act, w.swiglu = swiglu, w.k = sources[0].cols;
+  for (int i = 0; i < count; ++i) {
+    row_bytes(sources[i].type, sources[i].cols);
+    if (sources[i].cols != w.k || sources[i].rows < 1 || w.k < 1) refuse("sources differ in columns or are empty");
+    w.n += sources[i].rows;
+  }
+  kernels.pack_layout(w);
+  owned.memory = allocate_aligned(static_cast<size_t>(w.panels * w.panel_bytes));
+  w.data = owned.memory.get();
+  std::vector<std::vector<float>> scratch(static_cast<size_t>(pool.threads()));
+  for (auto& s : scratch) s.resize(static_cast<size_t>(w.k));
+  pool.parallel_for(w.panels, [&](int64_t panel, int thread) {
+    kernels.pack_panel(sources, count, w, panel, scratch[static_cast<size_t>(thread)].data());
+  });
+  return owned;
+}
+
+void gemm(const KernelTable& kernels, ThreadPool& pool, const GemmArgs& a) {
+  const int64_t panels = a.w->panels, blocks = row_blocks(a.m, panels, pool.threads());
+  // Row blocks outermost: a block of x stays in L2 while the panels stream by.
+  pool.parallel_for(panels * blocks, [&](int64_t item, int) {
+    const int64_t block = item / panels, panel = item % panels;
+    kernels.gemm_tile(a, a.m * block / blocks, a.m * (block + 1) / blocks, panel);
+  });
+}
+
+}  // namespace pinnate

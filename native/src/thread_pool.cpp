@@ -1,0 +1,150 @@
+// The pool's state machine. One 64-bit word says which run is on and how many of its items are not handed out yet; a
+// thread takes an item by decrementing it. A thread that was descheduled across runs can therefore never take an item of a
+// run under the wrong job: holding an item keeps that run from ending, so the job fields it then reads are that run's.
+#include "thread_pool.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace pinnate {
+namespace {
+
+constexpr auto kSpin = std::chrono::microseconds(50);
+constexpr int64_t kMaxItems = int64_t{1} << 31;  // of one run; longer ones are cut
+
+inline void pause() {
+#if defined(__x86_64__)
+  _mm_pause();
+#endif
+}
+
+void flush_denormals() {
+#if defined(__x86_64__)
+  _mm_setcsr(_mm_getcsr() | 0x8040);  // FTZ and DAZ
+#endif
+}
+
+// Spins until ready() or the time is over; true if ready.
+template <class Ready>
+bool spin(Ready ready) {
+  const auto end = std::chrono::steady_clock::now() + kSpin;
+  do {
+    for (int i = 0; i < 32; ++i) {
+      if (ready()) return true;
+      pause();
+    }
+  } while (std::chrono::steady_clock::now() < end);
+  return ready();
+}
+
+}  // namespace
+
+struct ThreadPool::Impl {
+  // epoch << 32 | items not handed out. Written by the caller to start a run, decremented by whoever takes an item.
+  alignas(64) std::atomic<uint64_t> state{0};
+  // Written only between runs, read only while holding an item.
+  alignas(64) Fn fn = nullptr;
+  void* ctx = nullptr;
+  int64_t first = 0, items = 0;
+  alignas(64) std::atomic<int64_t> finished{0};
+
+  std::mutex mutex;
+  std::condition_variable work_ready, run_done;
+  std::atomic<int> parked{0};
+  std::atomic<bool> caller_parked{false};
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> workers;
+
+  bool has_work() const { return static_cast<uint32_t>(state.load()) != 0; }
+
+  // Runs items until none is left.
+  void drain(int thread) {
+    int64_t mine = 0, total = 0;
+    uint64_t s = state.load(std::memory_order_relaxed);
+    while (static_cast<uint32_t>(s) != 0) {
+      if (!state.compare_exchange_weak(s, s - 1, std::memory_order_acq_rel, std::memory_order_relaxed)) continue;
+      total = items;
+      fn(ctx, first + (total - static_cast<int64_t>(static_cast<uint32_t>(s))), thread);
+      ++mine;
+      s = state.load(std::memory_order_relaxed);
+    }
+    // Until here the run could not end, so every item taken above belongs to it.
+    if (mine == 0 || finished.fetch_add(mine) + mine != total) return;
+    if (caller_parked.load()) {
+      std::lock_guard lock(mutex);
+      run_done.notify_one();
+    }
+  }
+
+  void work(int thread) {
+    flush_denormals();
+    while (!stop.load(std::memory_order_relaxed)) {
+      drain(thread);
+      if (spin([&] { return has_work() || stop.load(std::memory_order_relaxed); })) continue;
+      std::unique_lock lock(mutex);
+      parked.fetch_add(1);  // before the check below; run() checks in the opposite order
+      work_ready.wait(lock, [&] { return has_work() || stop.load(); });
+      parked.fetch_sub(1);
+    }
+  }
+
+  void wait_done() {
+    auto done = [&] { return finished.load() == items; };
+    if (spin(done)) return;
+    std::unique_lock lock(mutex);
+    caller_parked.store(true);
+    run_done.wait(lock, done);
+    caller_parked.store(false);
+  }
+
+  void run_one(int64_t begin, int64_t count, Fn f, void* c) {
+    fn = f, ctx = c, first = begin, items = count;
+    finished.store(0);
+    const uint64_t epoch = (state.load(std::memory_order_relaxed) >> 32) + 1;
+    state.store(epoch << 32 | static_cast<uint64_t>(count));
+    if (parked.load() != 0) {
+      std::lock_guard lock(mutex);
+      work_ready.notify_all();
+    }
+    drain(0);
+    wait_done();
+  }
+};
+
+ThreadPool::ThreadPool(int threads) : impl_(std::make_unique<Impl>()) {
+  if (threads < 1) throw std::invalid_argument("threads: must be at least 1");
+  impl_->workers.reserve(static_cast<size_t>(threads - 1));
+  for (int t = 1; t < threads; ++t) impl_->workers.emplace_back([p = impl_.get(), t] { p->work(t); });
+}
+
+ThreadPool::~ThreadPool() {
+  {
+    std::lock_guard lock(impl_->mutex);
+    impl_->stop.store(true);
+  }
+  impl_->work_ready.notify_all();
+  for (auto& worker : impl_->workers) worker.join();
+}
+
+int ThreadPool::threads() const { return static_cast<int>(impl_->workers.size()) + 1; }
+
+void ThreadPool::run(int64_t items, Fn fn, void* ctx) {
+  if (items <= 1 || impl_->workers.empty()) {
+    for (int64_t i = 0; i < items; ++i) fn(ctx, i, 0);
+    return;
+  }
+  for (int64_t begin = 0; begin < items; begin += kMaxItems)
+    impl_->run_one(begin, std::min(items - begin, kMaxItems), fn, ctx);
+}
+
+}  // namespace pinnate
