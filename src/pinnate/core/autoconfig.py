@@ -1,0 +1,153 @@
+"""Automatic choices: pure functions from facts to (value, reason).
+
+Knows: arithmetic on sizes. Must not know: how facts are read (core/machine.py) or what is done with a choice.
+A reason is one readable sentence; it is logged at start and shown by `doctor`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Generic, NamedTuple, TypeVar
+
+from pinnate.core.errors import ConfigError
+from pinnate.core.machine import Machine
+
+T = TypeVar("T")
+
+KV_MEMORY_SHARE = 0.25  # of the available memory, for an automatic pool
+KV_MEMORY_CAP = 4 << 30  # bytes; more cached prefixes than this rarely pay on a CPU
+KV_MEMORY_RESCUE = 0.8  # an automatic pool may take this share if one whole sequence needs it
+ELEMENT_BYTES = {"bfloat16": 2, "float32": 4}
+
+
+class Choice(NamedTuple, Generic[T]):
+    value: T
+    reason: str
+
+
+class KVShape(NamedTuple):
+    """What a page of the KV pool costs: `page_bytes` covers all layers, keys and values."""
+
+    page_size: int
+    page_bytes: int
+
+
+def choose_threads(requested: int | None, machine: Machine) -> Choice[int]:
+    """One thread for each physical core this process may use, no more than its CPU quota lets run at once."""
+    if requested is not None:
+        return Choice(requested, f"{_count(requested, 'thread')}: set by --threads")
+    cores = f"{_count(machine.cores, 'core')} allowed by the affinity"
+    if machine.cpu_quota is not None and machine.cpu_quota < machine.cores:
+        value = max(1, math.floor(machine.cpu_quota))
+        return Choice(value, f"{_count(value, 'thread')}: a cgroup quota of {machine.cpu_quota:g} CPUs, {cores}")
+    return Choice(machine.cores, f"{_count(machine.cores, 'thread')}: {cores}")
+
+
+def choose_dtype(requested: str, executor: str) -> Choice[str]:
+    """
+    Raises:
+        ConfigError: the reference executor was asked for something else than float32.
+    """
+    if executor == "reference":
+        if requested == "bfloat16":
+            raise ConfigError("--dtype bfloat16 is not offered by the reference executor, which computes in float32")
+        return Choice("float32", "float32: the reference executor computes in nothing else")
+    if requested != "auto":
+        return Choice(requested, f"{requested}: set by --dtype")
+    return Choice("bfloat16", "bfloat16: half the memory traffic of float32, residuals and sums stay in float32")
+
+
+def choose_max_model_len(requested: int | None, model_context: int) -> Choice[int]:
+    """
+    Raises:
+        ConfigError: more than the model was made for.
+    """
+    if requested is None:
+        return Choice(model_context, f"{model_context} tokens: the model's own context")
+    if requested > model_context:
+        raise ConfigError(f"--max-model-len {requested} is beyond the model's context of {model_context} tokens")
+    return Choice(requested, f"{requested} tokens: set by --max-model-len")
+
+
+def kv_shape(kv_columns: int, dtype: str, page_size: int) -> KVShape:
+    """`kv_columns`: key columns of one token summed over layers (layers * kv heads * head_dim); values double it."""
+    return KVShape(page_size, kv_columns * 2 * ELEMENT_BYTES[dtype] * page_size)
+
+
+def choose_num_pages(
+    shape: KVShape,
+    *,
+    num_pages: int | None,
+    kv_cache_memory: int | None,
+    max_num_seqs: int,
+    max_model_len: int,
+    available: int,
+) -> Choice[int]:
+    """Usable pages of the KV pool. `available` is the memory in bytes that is free once the weights are loaded.
+
+    Raises:
+        ConfigError: the memory granted does not hold a single page.
+    """
+    if num_pages is not None:
+        return Choice(num_pages, f"{_pool(num_pages, shape)}: set by --num-pages")
+    if kv_cache_memory is not None:
+        pages = kv_cache_memory // shape.page_bytes
+        if pages < 1:
+            raise ConfigError(
+                f"--kv-cache-memory {kv_cache_memory} holds no page: one page of {shape.page_size} tokens takes "
+                f"{shape.page_bytes} bytes"
+            )
+        return Choice(pages, f"{_pool(pages, shape)}: set by --kv-cache-memory")
+    return _automatic_pages(shape, max_num_seqs, max_model_len, available)
+
+
+def _automatic_pages(shape: KVShape, max_num_seqs: int, max_model_len: int, available: int) -> Choice[int]:
+    per_sequence = -(-max_model_len // shape.page_size)
+    wanted = max_num_seqs * per_sequence
+    share = int(available * KV_MEMORY_SHARE)
+    budget = min(share, KV_MEMORY_CAP)
+    what = f"{max_num_seqs} sequences of {max_model_len} tokens"
+    if wanted * shape.page_bytes <= budget:
+        return Choice(wanted, f"{_pool(wanted, shape)}: room for {what}")
+    pages = budget // shape.page_bytes
+    if pages >= per_sequence:
+        why = f"the cap of {_size(KV_MEMORY_CAP)}" if budget == KV_MEMORY_CAP else f"a quarter of {_size(available)}"
+        return Choice(pages, f"{_pool(pages, shape)}: {why}; {what} would take {_size(wanted * shape.page_bytes)}")
+    if per_sequence * shape.page_bytes <= available * KV_MEMORY_RESCUE:
+        return Choice(per_sequence, f"{_pool(per_sequence, shape)}: one sequence of {max_model_len} tokens")
+    pages = int(available * KV_MEMORY_RESCUE) // shape.page_bytes
+    if pages < 1:
+        raise ConfigError(f"no memory for the KV pool: {_size(available)} are available; see --kv-cache-memory")
+    return Choice(pages, f"{_pool(pages, shape)}: all that {_size(available)} of available memory allow")
+
+
+def fit_max_model_len(chosen: Choice[int], requested: int | None, num_pages: int, page_size: int) -> Choice[int]:
+    """Lowers an automatic context to what the pool holds.
+
+    Raises:
+        ConfigError: a context that was asked for does not fit the pool.
+    """
+    tokens = num_pages * page_size
+    if chosen.value <= tokens:
+        return chosen
+    if requested is not None:
+        raise ConfigError(
+            f"--max-model-len {requested} does not fit the KV pool: {num_pages} pages of {page_size}, {tokens} tokens"
+        )
+    return Choice(tokens, f"{tokens} tokens: all that the KV pool holds, of the model's {chosen.value}")
+
+
+def _pool(pages: int, shape: KVShape) -> str:
+    return f"{_count(pages, 'page')} ({pages * shape.page_size} tokens, {_size(pages * shape.page_bytes)})"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
