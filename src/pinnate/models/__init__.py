@@ -1,1 +1,1 @@
-"""Pinnate."""
+"""Model families: configs, and the graphs built from them. Imports weights, graph and core."""

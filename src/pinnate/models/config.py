@@ -1,0 +1,227 @@
+"""ModelConfig: what a builder needs to know of a model, from config.json or GGUF metadata.
+
+Knows: the spellings of both worlds, and which entries change results and are refused. Must not know: tensors,
+tokenizers, NumPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pinnate.core.errors import ModelError
+from pinnate.models.fields import Fields
+from pinnate.models.rope import RopeScaling, scaling_from_gguf, scaling_from_hf
+
+# config.json's architectures[0] -> family; GGUF's general.architecture is the family's name itself
+HF_ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3")
+
+_MAX_LAYERS = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """One decoder-only transformer of the llama family. Sizes in elements, contexts in tokens.
+
+    `windows` has one entry for each layer: attention looks at this many last tokens (0: all). The bias flags
+    and `tie_word_embeddings` are None where the description does not say: then the tensors in the file decide.
+    """
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling | None
+    windows: tuple[int, ...]
+    qkv_bias: bool | None
+    o_bias: bool | None
+    mlp_bias: bool | None
+    qk_norm: bool
+    tie_word_embeddings: bool | None
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+    @classmethod
+    def from_hf(
+        cls, config: Mapping[str, object], *, where: str = "config.json", eos_token_ids: tuple[int, ...] = ()
+    ) -> ModelConfig:
+        """From a parsed config.json, as transformers 4 or 5 writes it; `eos_token_ids` are added to its own.
+
+        Raises:
+            ModelError: names the entry that is missing, malformed or not supported.
+        """
+        fields = Fields(where, config)
+        family = _hf_family(fields)
+        _refuse_unsupported(fields)
+        hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+        layers = fields.integer("num_hidden_layers")
+        context = fields.integer("max_position_embeddings", 2048)
+        rope = _hf_rope(fields)
+        # Qwen2 always has biases on q, k, v and never on o; the others have all four or none.
+        all_bias = family in ("llama", "qwen3") and fields.boolean("attention_bias", False)
+        return _checked(
+            fields,
+            cls(
+                family=family,
+                vocab_size=fields.integer("vocab_size"),
+                hidden_size=hidden,
+                intermediate_size=fields.integer("intermediate_size"),
+                num_layers=layers,
+                num_heads=heads,
+                num_kv_heads=fields.integer("num_key_value_heads", heads),
+                head_dim=fields.integer("head_dim", 128 if family == "qwen3" else hidden // heads or 1),
+                max_position_embeddings=context,
+                norm_eps=fields.number("rms_norm_eps", 1e-6),
+                rope_theta=rope.opt_number("rope_theta") or fields.number("rope_theta", 10000.0),
+                rope_scaling=scaling_from_hf(rope, context),
+                windows=_hf_windows(fields, family, layers),
+                qkv_bias=all_bias or family == "qwen2",
+                o_bias=all_bias,
+                mlp_bias=family == "llama" and fields.boolean("mlp_bias", False),
+                qk_norm=family == "qwen3",
+                tie_word_embeddings=fields.boolean("tie_word_embeddings", False),
+                bos_token_id=next(iter(fields.ids("bos_token_id")), None),
+                eos_token_ids=_union(fields.ids("eos_token_id"), eos_token_ids),
+            ),
+        )
+
+    @classmethod
+    def from_gguf(
+        cls, metadata: Mapping[str, object], *, where: str = "GGUF metadata", num_tokens: int | None = None
+    ) -> ModelConfig:
+        """From the metadata of a GGUF file. `num_tokens` is the size of its token list where the caller knows it.
+
+        Raises:
+            ModelError: names the key that is missing, malformed or not supported.
+        """
+        family = Fields(where, metadata).opt_text("general.architecture")
+        if family not in GGUF_ARCHITECTURES:
+            shown = "is missing" if family is None else f"{family!r} is not supported"
+            raise ModelError(f"{where}: general.architecture {shown}; supported: {', '.join(GGUF_ARCHITECTURES)}")
+        fields = Fields(where, metadata, f"{family}.")
+        tokenizer = Fields(where, metadata, "tokenizer.ggml.")
+        if fields.has("expert_count") and fields.integer("expert_count", least=0) > 0:
+            raise fields.fail("expert_count", "above 0: mixtures of experts are not supported")
+        heads, layers = fields.integer("attention.head_count"), fields.integer("block_count")
+        head_dim = _gguf_head_dim(fields, heads)
+        context = fields.integer("context_length")
+        return _checked(
+            fields,
+            cls(
+                family=family,
+                vocab_size=_gguf_vocab_size(fields, tokenizer, num_tokens),
+                hidden_size=fields.integer("embedding_length"),
+                intermediate_size=fields.integer("feed_forward_length"),
+                num_layers=layers,
+                num_heads=heads,
+                num_kv_heads=fields.integer("attention.head_count_kv", heads),
+                head_dim=head_dim,
+                max_position_embeddings=context,
+                norm_eps=fields.number("attention.layer_norm_rms_epsilon"),
+                rope_theta=fields.number("rope.freq_base", 10000.0),
+                rope_scaling=scaling_from_gguf(fields, context),
+                windows=(fields.integer("attention.sliding_window", 0, least=0),) * min(layers, _MAX_LAYERS),
+                qkv_bias=None if family == "llama" else family == "qwen2",
+                o_bias=None if family == "llama" else False,
+                mlp_bias=None if family == "llama" else False,
+                qk_norm=family == "qwen3",
+                tie_word_embeddings=None,
+                bos_token_id=next(iter(tokenizer.ids("bos_token_id")), None),
+                eos_token_ids=_union(*(tokenizer.ids(f"{end}_token_id") for end in ("eos", "eot", "eom"))),
+            ),
+        )
+
+
+def _union(*ids: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(i for group in ids for i in group))
+
+
+def _hf_family(fields: Fields) -> str:
+    names = fields.get("architectures")
+    supported = ", ".join(HF_ARCHITECTURES)
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        problem = "is missing" if names is None else "must be a list of one class name"
+        raise fields.fail("architectures", f"{problem}; supported: {supported}")
+    if names[0] not in HF_ARCHITECTURES:
+        raise fields.fail("architectures", f"{names[0]!r} is not supported; supported: {supported}")
+    return HF_ARCHITECTURES[names[0]]
+
+
+def _refuse_unsupported(fields: Fields) -> None:
+    activation = fields.opt_text("hidden_act") or "silu"
+    if activation != "silu":
+        raise fields.fail("hidden_act", f"{activation!r} is not supported; supported: silu")
+    if fields.has("quantization_config"):
+        settings = fields.sub("quantization_config")
+        method = settings.opt_text("quant_method") if settings is not None else None
+        raise fields.fail("quantization_config", f"{method!r}: quantised safetensors are not supported")
+
+
+def _hf_rope(fields: Fields) -> Fields:
+    """The object with the rope settings: `rope_parameters` of transformers 5, `rope_scaling` of 4, or an empty one."""
+    rope = fields.sub("rope_parameters") or fields.sub("rope_scaling") or Fields(fields.where, {})
+    for source in (fields, rope):
+        if source.number("partial_rotary_factor", 1.0) != 1.0:
+            raise source.fail("partial_rotary_factor", "other than 1 is not supported")
+    return rope
+
+
+def _hf_windows(fields: Fields, family: str, layers: int) -> tuple[int, ...]:
+    """Mistral: `sliding_window` on every layer. Qwen: on the layers from `max_window_layers`, if it is switched on."""
+    window = fields.integer("sliding_window", 0, least=0) if family != "llama" else 0
+    if family in ("qwen2", "qwen3") and not fields.boolean("use_sliding_window", False):
+        window = 0
+    layers = min(layers, _MAX_LAYERS)
+    kinds = fields.get("layer_types")
+    if family in ("qwen2", "qwen3") and kinds is not None:
+        known = ("full_attention", "sliding_attention")
+        if not isinstance(kinds, list) or len(kinds) != layers or any(k not in known for k in kinds):
+            raise fields.fail("layer_types", f"must name {' or '.join(known)} for each of {layers} layers")
+        return tuple(window if k == "sliding_attention" else 0 for k in kinds)
+    first = fields.integer("max_window_layers", 28, least=0) if family in ("qwen2", "qwen3") else 0
+    return tuple(window if layer >= first else 0 for layer in range(layers))
+
+
+def _gguf_head_dim(fields: Fields, heads: int) -> int:
+    head_dim = fields.integer("attention.key_length", fields.integer("embedding_length") // heads or 1)
+    if fields.integer("attention.value_length", head_dim) != head_dim:
+        raise fields.fail("attention.value_length", f"other than the key length {head_dim} is not supported")
+    if fields.integer("rope.dimension_count", head_dim) != head_dim:
+        raise fields.fail("rope.dimension_count", f"other than the head size {head_dim} is not supported")
+    return head_dim
+
+
+def _gguf_vocab_size(fields: Fields, tokenizer: Fields, num_tokens: int | None) -> int:
+    size = fields.opt_integer("vocab_size")
+    if size is not None:
+        return size
+    if num_tokens is None:
+        tokens = tokenizer.get("tokens")
+        num_tokens = len(tokens) if isinstance(tokens, list) else 0
+    if not num_tokens:
+        raise fields.fail("vocab_size", "is missing, and there is no token list")
+    return num_tokens
+
+
+def _checked(fields: Fields, config: ModelConfig) -> ModelConfig:
+    if config.num_layers > _MAX_LAYERS:
+        raise ModelError(f"{fields.where}: {config.num_layers} layers, more than {_MAX_LAYERS} are not supported")
+    if config.num_heads % config.num_kv_heads:
+        heads = f"{config.num_heads} attention heads, {config.num_kv_heads} key-value heads"
+        raise ModelError(f"{fields.where}: {heads}: the former must be a multiple of the latter")
+    if config.head_dim % 2:
+        raise ModelError(f"{fields.where}: the head size {config.head_dim} must be even")
+    return config
