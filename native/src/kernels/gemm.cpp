@@ -1,0 +1,305 @@
+// Matrix product over packed panels, packing, unpacking.
+//
+// Packed layout (the same for all instruction sets): panel p holds 64 columns; act bf16: [ceil(k/2)][64][2] (pairs of
+// consecutive k side by side); act f32: [k][64]. Missing columns and the odd half of a last pair are zeros.
+//
+// Order of a sum over k, for every output element: bf16 with AVX-512: pairs ascending, one vdpbf16ps each; elsewhere: k
+// ascending, one multiply-add each. Rows are computed in groups of 1 to 6 by the same template, and a long k is walked in
+// blocks whose partial sums rest in memory as floats; neither changes an operation or its order.
+#include "gemm_simd.h"
+#include "register.h"
+
+namespace pinnate::PINNATE_KERNEL_ISA {
+namespace {
+
+#include "dequant.inl"
+
+constexpr int kRows = 6;           // rows of a micro tile
+constexpr int64_t kChunkRows = 96; // rows whose partial sums rest in memory while a long k is walked block by block
+constexpr int64_t kPanelInt = kPanel;
+
+PINNATE_INLINE int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// One block of k of one panel, as a micro kernel sees it.
+struct Slice {
+  const unsigned char* b;  // first packed row of the block
+  int64_t k;               // its length
+  bool first;              // starts from zero, else goes on from c
+};
+
+// ---- micro kernels: c [R][64] (+)= x [R, k] * panel -----------------------------------------------------------------
+
+#if defined(__AVX512BF16__)
+constexpr int64_t kBlock[2] = {1024, 2048};  // k of a block, by Act: 256 KiB of panel stay in L2, R rows of x in L1
+constexpr bool kWidens = false;
+
+PINNATE_INLINE __m512bh bits_bh(__m512i v) { return (__m512bh)v; }
+
+template <int R>
+void micro_bf16(const Slice& s, const bf16* x, int64_t ldx, float* c) {
+  vf acc[R][4];
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < 4; ++v) acc[r][v] = s.first ? _mm512_setzero_ps() : vload(c + r * kPanelInt + v * 16);
+  const unsigned char* b = s.b;
+  auto step = [&](auto broadcast) __attribute__((always_inline)) {
+    __m512i w[4];
+    for (int v = 0; v < 4; ++v) {
+      w[v] = _mm512_loadu_si512(b + v * 64);
+      if (R <= 2) _mm_prefetch(reinterpret_cast<const char*>(b) + 2048 + v * 64, _MM_HINT_T0);
+    }
+    for (int r = 0; r < R; ++r) {
+      const __m512bh a = bits_bh(_mm512_set1_epi32(broadcast(r)));
+      for (int v = 0; v < 4; ++v) acc[r][v] = _mm512_dpbf16_ps(acc[r][v], a, bits_bh(w[v]));
+    }
+    b += 256;
+  };
+  const int64_t pairs = s.k / 2;
+  for (int64_t p = 0; p < pairs; ++p)
+    step([&](int r) __attribute__((always_inline)) {
+      int32_t pair;
+      std::memcpy(&pair, x + r * ldx + 2 * p, 4);
+      return pair;
+    });
+  if (s.k % 2 != 0)
+    step([&](int r) __attribute__((always_inline)) { return static_cast<int32_t>(x[r * ldx + s.k - 1]); });
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < 4; ++v) vstore(c + r * kPanelInt + v * 16, acc[r][v]);
+}
+
+// Vectors of columns a float micro kernel takes at once: 32 registers hold 6 x 4 accumulators.
+template <int R>
+constexpr int kVectors = 4;
+
+#else
+constexpr int64_t kBlock[2] = {1024, 1024};  // R rows of x as floats in L1
+constexpr bool kWidens = true;               // bf16 rows of x are widened to floats first
+
+// 16 registers: at most 12 accumulators, and enough of them to hide the latency of a multiply-add.
+template <int R>
+constexpr int kVectors = R == 1 ? 8 : R <= 3 ? 4 : 2;
+#endif
+
+// The same with float rows of x. Panels of bf16 (kPairs) are widened as they are read.
+template <int R, bool kPairs>
+void micro_f32(const Slice& s, const float* x, int64_t ldx, float* c) {
+  constexpr int V = kVectors<R>;
+  constexpr int64_t kStride = kPairs ? 2 * kPanelInt : kPanelInt;  // elements of a packed row
+  for (int64_t column = 0; column < kPanelInt; column += V * kLanes) {
+    vf acc[R][V];
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < V; ++v) acc[r][v] = s.first ? vset(0.0f) : vload(c + r * kPanelInt + column + v * kLanes);
+    if constexpr (kPairs) {
+      const bf16* b = reinterpret_cast<const bf16*>(s.b) + 2 * column;
+      for (int64_t k = 0; k < s.k; k += 2, b += kStride) {  // x is padded to whole pairs
+        for (int v = 0; v < V; ++v) {
+          const vf w = vlow(b + 2 * v * kLanes);
+          for (int r = 0; r < R; ++r) acc[r][v] = vfma(vset(x[r * ldx + k]), w, acc[r][v]);
+        }
+        for (int v = 0; v < V; ++v) {
+          const vf w = vhigh(b + 2 * v * kLanes);
+          for (int r = 0; r < R; ++r) acc[r][v] = vfma(vset(x[r * ldx + k + 1]), w, acc[r][v]);
+        }
+      }
+    } else {
+      const float* b = reinterpret_cast<const float*>(s.b) + column;
+      for (int64_t k = 0; k < s.k; ++k, b += kStride) {
+        vf w[V];
+        for (int v = 0; v < V; ++v) w[v] = vload(b + v * kLanes);
+        for (int r = 0; r < R; ++r) {
+          const vf a = vset(x[r * ldx + k]);
+          for (int v = 0; v < V; ++v) acc[r][v] = vfma(a, w[v], acc[r][v]);
+        }
+      }
+    }
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < V; ++v) vstore(c + r * kPanelInt + column + v * kLanes, acc[r][v]);
+  }
+}
+
+// [rows, k] of bf16 -> floats [rows][kBlock], each row padded with zero to a whole pair.
+[[maybe_unused]] void widen(const bf16* x, int64_t ldx, int64_t rows, int64_t k, float* out) {
+  for (int64_t r = 0; r < rows; ++r, out += kBlock[1]) {
+    for (int64_t i = 0; i < k; ++i) {
+      const uint32_t u = static_cast<uint32_t>(x[r * ldx + i]) << 16;
+      std::memcpy(out + i, &u, 4);
+    }
+    if (k % 2 != 0) out[k] = 0.0f;
+  }
+}
+
+template <int R>
+void micro(const GemmArgs& a, const Slice& s, int64_t row, int64_t k0, float* c) {
+  if (a.w->act == Act::kF32) {
+    micro_f32<R, false>(s, static_cast<const float*>(a.x) + row * a.ldx + k0, a.ldx, c);
+    return;
+  }
+  const bf16* x = static_cast<const bf16*>(a.x) + row * a.ldx + k0;
+#if defined(__AVX512BF16__)
+  micro_bf16<R>(s, x, a.ldx, c);
+#else
+  alignas(64) float wide[R * kBlock[1]];
+  widen(x, a.ldx, R, s.k, wide);
+  micro_f32<R, true>(s, wide, kBlock[1], c);
+#endif
+}
+
+void micro_rows(int64_t rows, const GemmArgs& a, const Slice& s, int64_t row, int64_t k0, float* c) {
+  switch (rows) {
+    case 1: return micro<1>(a, s, row, k0, c);
+    case 2: return micro<2>(a, s, row, k0, c);
+    case 3: return micro<3>(a, s, row, k0, c);
+    case 4: return micro<4>(a, s, row, k0, c);
+    case 5: return micro<5>(a, s, row, k0, c);
+    default: return micro<6>(a, s, row, k0, c);
+  }
+}
+
+// ---- epilogues: one row of 64 sums -> out ---------------------------------------------------------------------------
+
+// Writes the 64 (swiglu: 32) results of one row; all columns are there to be read and written.
+void finish_row(Epilogue e, Act act, const float* c, const float* bias, void* out) {
+  if (e == Epilogue::kSwiGLUAct) {
+    for (int64_t j = 0; j < kPanelInt / 2; j += kLanes) {
+      const vf v = vsilu(vload(c + j)) * vload(c + kPanelInt / 2 + j);
+      if (act == Act::kF32) vstore(static_cast<float*>(out) + j, v);
+      else vstore_bf16(static_cast<bf16*>(out) + j, v);
+    }
+    return;
+  }
+  float* f = static_cast<float*>(out);
+  for (int64_t j = 0; j < kPanelInt; j += kLanes) {
+    vf v = vload(c + j);
+    if (bias != nullptr) v = v + vload(bias + j);
+    if (e == Epilogue::kAddF32) v = vload(f + j) + v;
+    if (e == Epilogue::kStoreAct && act == Act::kBF16) vstore_bf16(static_cast<bf16*>(out) + j, v);
+    else vstore(f + j, v);
+  }
+}
+
+void finish(const GemmArgs& a, int64_t row, int64_t rows, int64_t panel, const float* c) {
+  const bool swiglu = a.epilogue == Epilogue::kSwiGLUAct;
+  const int64_t width = swiglu ? kPanelInt / 2 : kPanelInt, n = swiglu ? a.w->n / 2 : a.w->n;
+  const int64_t column = panel * width, columns = min64(width, n - column);
+  const bool to_float = a.epilogue == Epilogue::kStoreF32 || a.epilogue == Epilogue::kAddF32;
+  const size_t size = to_float || a.w->act == Act::kF32 ? 4 : 2;
+  const float* bias = a.bias == nullptr || swiglu ? nullptr : a.bias + column;
+  alignas(64) float padded_bias[kPanel], padded_out[kPanel];
+  if (columns < width && bias != nullptr) {
+    for (int64_t j = 0; j < kPanelInt; ++j) padded_bias[j] = j < columns ? bias[j] : 0.0f;
+    bias = padded_bias;
+  }
+  for (int64_t r = 0; r < rows; ++r, c += kPanelInt) {
+    unsigned char* out = static_cast<unsigned char*>(a.out) + static_cast<size_t>((row + r) * a.ldo + column) * size;
+    if (columns == width) {
+      finish_row(a.epilogue, a.w->act, c, bias, out);
+      continue;
+    }
+    const size_t bytes = static_cast<size_t>(columns) * size;
+    std::memset(padded_out, 0, sizeof padded_out);
+    if (a.epilogue == Epilogue::kAddF32) std::memcpy(padded_out, out, bytes);
+    finish_row(a.epilogue, a.w->act, c, bias, padded_out);
+    std::memcpy(out, padded_out, bytes);
+  }
+}
+
+// ---- tiles ----------------------------------------------------------------------------------------------------------
+
+void gemm_tile(const GemmArgs& a, int64_t m0, int64_t m1, int64_t panel) {
+  const PackedWeight& w = *a.w;
+  const unsigned char* data = w.data + panel * w.panel_bytes;
+  const int64_t block = kBlock[static_cast<int>(w.act)], row_size = w.act == Act::kF32 ? 256 : 128;  // bytes for one k
+  const bool whole = w.k <= block;
+  alignas(64) float sums[kChunkRows * kPanel];
+  for (int64_t chunk = m0; chunk < m1; chunk += kChunkRows) {
+    const int64_t rows = min64(kChunkRows, m1 - chunk), groups = (rows + kRows - 1) / kRows;
+    for (int64_t k0 = 0; k0 < w.k; k0 += block) {
+      const Slice s{data + k0 * row_size, min64(block, w.k - k0), k0 == 0};
+      for (int64_t g = 0; g < groups; ++g) {  // groups of nearly equal size: no thin one at the end
+        const int64_t r0 = rows * g / groups, count = rows * (g + 1) / groups - r0;
+        float* c = sums + (whole ? 0 : r0 * kPanelInt);
+        micro_rows(count, a, s, chunk + r0, k0, c);
+        if (s.first && whole) finish(a, chunk + r0, count, panel, c);
+      }
+    }
+    if (!whole) finish(a, chunk, rows, panel, sums);
+  }
+}
+
+// ---- packing --------------------------------------------------------------------------------------------------------
+
+void pack_layout(PackedWeight& w) {
+  const int64_t width = w.swiglu ? kPanel / 2 : kPanel, n = w.swiglu ? w.n / 2 : w.n;
+  w.panels = (n + width - 1) / width;
+  w.panel_bytes = kPanel * (w.act == Act::kF32 ? w.k * 4 : (w.k + 1) / 2 * 4);
+}
+
+// Where column j of a panel comes from; null for padding.
+const unsigned char* find_row(const SourceMatrix* sources, int count, const PackedWeight& w, int64_t panel, int64_t j,
+                              TensorType& type) {
+  int64_t row;
+  int i = 0;
+  if (w.swiglu) {
+    i = j < kPanel / 2 ? 0 : 1;
+    row = panel * (kPanel / 2) + j % (kPanel / 2);
+    if (row >= w.n / 2) return nullptr;
+  } else {
+    row = panel * kPanel + j;
+    if (row >= w.n) return nullptr;
+    for (; i < count - 1 && row >= sources[i].rows; ++i) row -= sources[i].rows;
+  }
+  const SourceMatrix& s = sources[i];
+  if (s.row_order != nullptr) row = s.row_order[row];
+  type = s.type;
+  return s.data + row * stored_bytes(s.type, s.cols);
+}
+
+void pack_panel(const SourceMatrix* sources, int count, PackedWeight& w, int64_t panel, float* scratch) {
+  unsigned char* data = w.data + panel * w.panel_bytes;
+  for (int64_t j = 0; j < kPanel; ++j) {
+    TensorType type{};
+    const unsigned char* row = find_row(sources, count, w, panel, j, type);
+    if (row == nullptr) std::memset(scratch, 0, static_cast<size_t>(w.k) * 4);
+    else dequantize(type, row, w.k, scratch);
+    if (w.act == Act::kF32) {
+      float* out = reinterpret_cast<float*>(data) + j;
+      for (int64_t k = 0; k < w.k; ++k) out[k * kPanel] = scratch[k];
+      continue;
+    }
+    uint32_t* out = reinterpret_cast<uint32_t*>(data) + j;
+    for (int64_t k = 0; k < w.k; k += 2) {
+      uint32_t low, high = 0;
+      std::memcpy(&low, scratch + k, 4);
+      if (k + 1 < w.k) std::memcpy(&high, scratch + k + 1, 4);
+      out[k / 2 * kPanel] = to_bf16_bits(low) | static_cast<uint32_t>(to_bf16_bits(high)) << 16;
+    }
+  }
+}
+
+void unpack_rows(const PackedWeight& w, const int32_t* ids, int64_t count, float scale, float* out, int64_t ldo) {
+  for (int64_t i = 0; i < count; ++i, out += ldo) {
+    const unsigned char* data = w.data + ids[i] / kPanel * w.panel_bytes + ids[i] % kPanel * 4;
+    if (w.act == Act::kF32) {
+      for (int64_t k = 0; k < w.k; ++k) out[k] = reinterpret_cast<const float*>(data)[k * kPanel] * scale;
+      continue;
+    }
+    for (int64_t k = 0; k < w.k; ++k) {
+      const uint32_t pair = reinterpret_cast<const uint32_t*>(data)[k / 2 * kPanel];
+      const uint32_t u = k % 2 == 0 ? pair << 16 : pair & 0xffff0000;
+      float f;
+      std::memcpy(&f, &u, 4);
+      out[k] = f * scale;
+    }
+  }
+}
+
+}  // namespace
+
+void register_gemm(KernelTable& t) {
+  t.pack_layout = pack_layout;
+  t.pack_panel = pack_panel;
+  t.gemm_tile = gemm_tile;
+  t.unpack_rows = unpack_rows;
+  t.dequantize = dequantize;
+}
+
+}  // namespace pinnate::PINNATE_KERNEL_ISA

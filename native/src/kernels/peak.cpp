@@ -1,0 +1,70 @@
+// Peak rates of the multiply-add instructions the kernels use, from registers alone.
+#include <chrono>
+
+#include "gemm_simd.h"
+#include "register.h"
+
+namespace pinnate::PINNATE_KERNEL_ISA {
+namespace {
+
+constexpr int kChains = 12;  // independent accumulators: latency times throughput, and within 16 registers
+constexpr int64_t kInner = 20000;
+
+// Calls burst() (which does kInner * kChains operations on vectors) until the time is over; returns vector operations.
+template <class Burst>
+double repeat(double seconds, Burst burst) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  double done = 0;
+  do {
+    burst();
+    done += static_cast<double>(kInner) * kChains;
+  } while (std::chrono::steady_clock::now() < end);
+  return done;
+}
+
+// The compiler must believe that acc is read and changed, or it would hoist or drop the work.
+template <class V>
+PINNATE_INLINE void keep(V (&acc)[kChains]) {
+  for (int i = 0; i < kChains; ++i) __asm__ volatile("" : "+x"(acc[i]));
+}
+
+template <class V, class Step>
+PINNATE_INLINE void burst(V start, Step step) {
+  V acc[kChains];
+  for (int i = 0; i < kChains; ++i) acc[i] = start;
+  for (int64_t n = 0; n < kInner; ++n) {
+    for (int i = 0; i < kChains; ++i) acc[i] = step(acc[i]);
+    keep(acc);
+  }
+}
+
+double peak_flops([[maybe_unused]] Act act, double seconds) {
+#if defined(__AVX512BF16__)
+  if (act == Act::kBF16) {
+    const __m512bh a = (__m512bh)_mm512_set1_epi16(0x3f80), b = (__m512bh)_mm512_set1_epi16(0x3c00);
+    return 64 * repeat(seconds, [&] { burst(_mm512_setzero_ps(), [&](vf c) { return _mm512_dpbf16_ps(c, a, b); }); });
+  }
+#endif
+  const vf a = vset(0.5f), b = vset(0.25f);
+  return 2 * kLanes * repeat(seconds, [&] { burst(vset(0.0f), [&](vf c) { return vfma(a, c, b); }); });
+}
+
+double peak_int8([[maybe_unused]] double seconds) {
+#if defined(__AVX512BF16__)
+  const __m512i a = _mm512_set1_epi8(1), b = _mm512_set1_epi8(2);
+  return 128 * repeat(seconds, [&] {
+           burst(_mm512_setzero_si512(), [&](__m512i c) { return _mm512_dpbusd_epi32(c, a, b); });
+         });
+#else
+  return 0;
+#endif
+}
+
+}  // namespace
+
+void register_peak(KernelTable& t) {
+  t.peak_flops = peak_flops;
+  t.peak_int8 = peak_int8;
+}
+
+}  // namespace pinnate::PINNATE_KERNEL_ISA
