@@ -1,0 +1,325 @@
+// Sampling of one row of logits. Defined in NumPy by src/pinnate/executor/sampling.py: the same generator, the same order of steps.
+//
+// A draw never sorts the vocabulary: top_k, top_p and min_p each give a cut in the order "larger logit first, lower id first
+// among equals", and the token is drawn by one walk over the ids in front of the cut. Vectors are the compiler's generic ones of 16
+// lanes on every ISA (no FMA), so all three draw the same token from the same logits, bit for bit.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "register.h"
+
+#pragma GCC diagnostic ignored "-Wpsabi"  // 64-byte vectors are never returned across a call that is not inlined
+
+namespace pinnate::PINNATE_KERNEL_ISA {
+namespace {
+
+constexpr int kLanes = 16;
+typedef float Floats __attribute__((vector_size(64)));
+typedef int32_t Ints __attribute__((vector_size(64)));
+typedef double Doubles __attribute__((vector_size(128)));
+#define PINNATE_INLINE inline __attribute__((always_inline))
+
+constexpr float kGreedyBelow = 1e-5f;
+constexpr float kExpZeroBelow = -87.0f;  // exp is 0 from here on: the end of normal floats
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr int kMaxBlocks = 1024;
+
+// exp(s) for s in [-87, 0], 0 below. s = n ln2 + r, |r| <= ln2/2; Taylor to r^7 (error 6e-9), scaled by 2^n.
+PINNATE_INLINE Floats exp_floats(const Floats& s) {
+  const Ints alive = s >= kExpZeroBelow;
+  const Floats shifted = s * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: rounds to an integer
+  const Floats n = shifted - 12582912.0f;
+  const Floats r = (s - n * 0.693359375f) - n * -2.12194440e-4f;
+  Floats p = r * (1.0f / 5040.0f) + (1.0f / 720.0f);
+  p = p * r + (1.0f / 120.0f);
+  p = p * r + (1.0f / 24.0f);
+  p = p * r + (1.0f / 6.0f);
+  p = p * r + 0.5f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  const Ints exponent = ((Ints)shifted - 0x4B400000 + 127) << 23;
+  return (Floats)(((Ints)(p * (Floats)exponent)) & alive);
+}
+
+float exp_float(float s) {
+  Floats x = {};
+  x[0] = s;
+  return exp_floats(x)[0];
+}
+
+// A row as seen by the draw: s(i) = (x[i] - top) * inv, at most 0. Cut in up to kMaxBlocks blocks of `width`.
+struct Row {
+  const float* x;
+  int64_t n;
+  float top, inv;
+  int64_t width;
+
+  Row(const float* values, int64_t count, float shift, float scale) : x(values), n(count), top(shift), inv(scale) {
+    width = (n + kMaxBlocks * 64 - 1) / (kMaxBlocks * 64) * 64;
+  }
+  int blocks() const { return static_cast<int>((n + width - 1) / width); }
+  float s(int64_t i) const {
+    const float v = (x[i] - top) * inv;
+    return v == v ? v : -kInf;  // NaN would break the order that sorting relies on
+  }
+  bool before(int32_t a, int32_t b) const {  // the order of all choices
+    const float sa = s(a), sb = s(b);
+    return sa > sb || (sa == sb && a < b);
+  }
+};
+
+PINNATE_INLINE Floats load(const float* x, int64_t i, int64_t n) {
+  Floats v;
+  if (i + kLanes <= n) {
+    std::memcpy(&v, x + i, sizeof v);
+    return v;
+  }
+  for (int l = 0; l < kLanes; ++l) v[l] = i + l < n ? x[i + l] : -kInf;
+  return v;
+}
+
+float largest(const float* x, int64_t begin, int64_t end) {
+  Floats m = load(x, begin, end);
+  for (int64_t i = begin + kLanes; i < end; i += kLanes) {
+    const Floats v = load(x, i, end);
+    m = v > m ? v : m;
+  }
+  float best = m[0];
+  for (int l = 1; l < kLanes; ++l) best = m[l] > best ? m[l] : best;
+  return best;
+}
+
+// Index of the largest value, the lowest one of equals; 0 where nothing compares (all NaN).
+int32_t argmax(const float* x, int64_t n) {
+  constexpr int64_t kChunk = 1024;
+  float best = -kInf;
+  int64_t from = 0;
+  for (int64_t i = 0; i < n; i += kChunk) {
+    const float m = largest(x, i, std::min(n, i + kChunk));
+    if (m > best) best = m, from = i;
+  }
+  for (int64_t i = from; i < std::min(n, from + kChunk); ++i)
+    if (x[i] == best) return static_cast<int32_t>(i);
+  return 0;
+}
+
+// The last token that is kept: everything in front of it in the order is kept too.
+struct Cut {
+  float s = kExpZeroBelow;
+  int32_t id = std::numeric_limits<int32_t>::max();
+};
+
+PINNATE_INLINE Floats weights(const Row& row, int64_t i, int64_t end, const Cut& cut) {
+  Ints id;
+  for (int l = 0; l < kLanes; ++l) id[l] = static_cast<int32_t>(i) + l;
+  const Floats s = (load(row.x, i, end) - row.top) * row.inv;
+  const Ints kept = (s > cut.s) | ((s == cut.s) & (id <= cut.id));
+  return (Floats)((Ints)exp_floats(s) & kept);
+}
+
+double block_sum(const Row& row, int block, const Cut& cut) {
+  const int64_t begin = block * row.width, end = std::min(row.n, begin + row.width);
+  Doubles lanes = {};
+  for (int64_t i = begin; i < end; i += kLanes) lanes += __builtin_convertvector(weights(row, i, end, cut), Doubles);
+  double sum = 0;
+  for (int l = 0; l < kLanes; ++l) sum += lanes[l];
+  return sum;
+}
+
+double total_weight(const Row& row, const Cut& cut, double* sums) {
+  double total = 0;
+  for (int b = 0; b < row.blocks(); ++b) total += sums[b] = block_sum(row, b, cut);
+  return total;
+}
+
+// Philox-4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+double uniform(uint64_t seed, uint32_t index, uint32_t position) {
+  uint32_t c[4] = {position, index, 0, 0};
+  uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t left = uint64_t{0xD2511F53} * c[0], right = uint64_t{0xCD9E8D57} * c[2];
+    const uint32_t next0 = static_cast<uint32_t>(right >> 32) ^ c[1] ^ k0;
+    const uint32_t next2 = static_cast<uint32_t>(left >> 32) ^ c[3] ^ k1;
+    c[0] = next0, c[1] = static_cast<uint32_t>(right), c[2] = next2, c[3] = static_cast<uint32_t>(left);
+    k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+  }
+  const uint64_t bits = (static_cast<uint64_t>(c[0] >> 5) << 26) + (c[1] >> 6);
+  return static_cast<double>(bits) * 0x1p-53;
+}
+
+// Walks the ids in front of the cut to the share `u` of their weight.
+int32_t draw(const Row& row, const Cut& cut, double u) {
+  double sums[kMaxBlocks];
+  const double wanted = u * total_weight(row, cut, sums);
+  double passed = 0;
+  int block = 0, last = 0;
+  for (; block < row.blocks() && passed + sums[block] <= wanted; ++block) {
+    passed += sums[block];
+    if (sums[block] > 0) last = block;
+  }
+  if (block == row.blocks()) block = last;  // rounding of the sum, or no weight at all (NaN logits)
+  const int64_t begin = block * row.width, end = std::min(row.n, begin + row.width);
+  int64_t chosen = begin;
+  for (int64_t i = begin; i < end; i += kLanes) {
+    const Floats w = weights(row, i, end, cut);
+    for (int l = 0; l < kLanes; ++l) {
+      if (w[l] <= 0) continue;
+      chosen = i + l;
+      passed += static_cast<double>(w[l]);
+      if (passed > wanted) return static_cast<int32_t>(chosen);
+    }
+  }
+  return static_cast<int32_t>(chosen);
+}
+
+// Puts the ids of the first k tokens of the order into ids[0, k), the k-th at the end, the others in no order. Returns k <= n.
+int64_t select_top(const Row& row, int64_t k, int32_t* ids) {
+  k = std::min(k, row.n);
+  const auto before = [&](int32_t a, int32_t b) { return row.before(a, b); };
+  const int blocks = row.blocks();
+  int64_t count = 0;
+  if (k * 2 <= blocks) {
+    // The k-th largest of the blocks' maxima bounds the k-th largest value from below.
+    float maxima[kMaxBlocks], sorted[kMaxBlocks];
+    for (int b = 0; b < blocks; ++b) maxima[b] = largest(row.x, b * row.width, std::min(row.n, (b + 1) * row.width));
+    std::copy(maxima, maxima + blocks, sorted);
+    std::nth_element(sorted, sorted + (k - 1), sorted + blocks, [](float a, float b) { return a > b; });
+    const float bound = (sorted[k - 1] - row.top) * row.inv;
+    for (int b = 0; b < blocks; ++b) {
+      if ((maxima[b] - row.top) * row.inv < bound) continue;
+      for (int64_t i = b * row.width; i < std::min(row.n, (b + 1) * row.width); ++i)
+        if (row.s(i) >= bound) ids[count++] = static_cast<int32_t>(i);
+    }
+  }
+  if (count < k) {
+    for (count = 0; count < row.n; ++count) ids[count] = static_cast<int32_t>(count);
+  }
+  std::nth_element(ids, ids + (k - 1), ids + count, before);
+  return k;
+}
+
+// The smallest front of the order that holds `share` of the weight of the ids; ids are permuted.
+Cut nucleus(const Row& row, int32_t* ids, int64_t count, double wanted) {
+  const auto before = [&](int32_t a, int32_t b) { return row.before(a, b); };
+  int64_t low = 0, high = count;
+  double passed = 0;
+  while (high - low > 64) {
+    const int64_t middle = (low + high) / 2;
+    std::nth_element(ids + low, ids + middle, ids + high, before);
+    double mass = 0;
+    for (int64_t i = low; i < middle; ++i) mass += static_cast<double>(exp_float(row.s(ids[i])));
+    if (passed + mass >= wanted) {
+      high = middle;
+    } else {
+      passed += mass, low = middle;
+    }
+  }
+  std::sort(ids + low, ids + high, before);
+  int64_t last = low;
+  for (; last < high - 1; ++last) {
+    passed += static_cast<double>(exp_float(row.s(ids[last])));
+    if (passed >= wanted) break;
+  }
+  return {row.s(ids[last]), ids[last]};
+}
+
+Cut find_cut(const SampleArgs& a, const Row& row, int32_t* ids) {
+  Cut cut;
+  int64_t count = 0;
+  if (a.top_k > 0 && a.top_k < row.n) {
+    count = select_top(row, a.top_k, ids);
+    cut = {row.s(ids[count - 1]), ids[count - 1]};
+  }
+  if (a.top_p < 1.0f) {
+    double total = 0;
+    if (count > 0) {
+      for (int64_t i = 0; i < count; ++i) total += static_cast<double>(exp_float(row.s(ids[i])));
+    } else {
+      double sums[kMaxBlocks];
+      total = total_weight(row, cut, sums);
+      // All tokens lighter than this together weigh less than 1 - top_p: the nucleus lies among the others.
+      const double least = (1.0 - static_cast<double>(a.top_p)) * total / static_cast<double>(row.n) * 0.999;
+      const float floor = std::max(static_cast<float>(std::log(least)) - 1e-3f, kExpZeroBelow);
+      for (int64_t i = 0; i < row.n; ++i)
+        if (row.s(i) >= floor) ids[count++] = static_cast<int32_t>(i);
+    }
+    if (count > 0) cut = nucleus(row, ids, count, static_cast<double>(a.top_p) * total);
+  }
+  if (a.min_p > 0) {
+    const float least = static_cast<float>(std::log(static_cast<double>(a.min_p)));
+    if (least > cut.s) cut = {least, std::numeric_limits<int32_t>::max()};
+  }
+  return cut;
+}
+
+void apply_penalties(const SampleArgs& a, int32_t* counts) {
+  constexpr int32_t kInPrompt = 1 << 30;
+  std::memset(counts, 0, static_cast<size_t>(a.vocab) * sizeof(int32_t));
+  for (int64_t i = 0; i < a.prompt_len; ++i) counts[a.prompt[i]] |= kInPrompt;
+  for (int64_t i = 0; i < a.output_len; ++i) ++counts[a.output[i]];
+  const auto apply = [&](int32_t id) {  // once for each id: its count is taken
+    const int32_t count = std::exchange(counts[id], 0);
+    if (count == 0) return;
+    float& x = a.logits[id];
+    x = x > 0 ? x / a.repetition : x * a.repetition;
+    const int32_t outputs = count & ~kInPrompt;
+    if (outputs > 0) x = x - a.frequency * static_cast<float>(outputs) - a.presence;
+  };
+  for (int64_t i = 0; i < a.prompt_len; ++i) apply(a.prompt[i]);
+  for (int64_t i = 0; i < a.output_len; ++i) apply(a.output[i]);
+}
+
+int32_t choose(const SampleArgs& a, const float* raw, int32_t* ids) {
+  if (a.prompt_len + a.output_len > 0) apply_penalties(a, ids);
+  for (int64_t i = 0; i < a.bias_len; ++i) a.logits[a.bias_ids[i]] += a.bias[i];
+  if (a.temperature < kGreedyBelow) {
+    const int32_t best = argmax(a.logits, a.vocab);
+    return a.logits[best] == -kInf ? argmax(raw, a.vocab) : best;
+  }
+  const float top = largest(a.logits, 0, a.vocab);
+  if (top == -kInf) return argmax(raw, a.vocab);
+  const Row row(a.logits, a.vocab, top, 1.0f / a.temperature);
+  return draw(row, find_cut(a, row, ids), uniform(a.seed, a.index, a.position));
+}
+
+// Log-probability and rank of a.token, and the best alternatives, of the raw logits.
+void report(SampleArgs& a, const float* raw, int32_t* ids) {
+  const float top = largest(raw, 0, a.vocab);
+  double sums[kMaxBlocks];
+  const double log_total = std::log(total_weight(Row(raw, a.vocab, top, 1.0f), Cut{}, sums));
+  const auto logprob = [&](int32_t id) { return static_cast<float>(static_cast<double>(raw[id] - top) - log_total); };
+  const float own = raw[a.token];
+  int32_t rank = 1;
+  for (int64_t i = 0; i < a.token; ++i) rank += raw[i] >= own;
+  for (int64_t i = a.token + 1; i < a.vocab; ++i) rank += raw[i] > own;
+  a.logprob = logprob(a.token), a.rank = rank;
+  if (a.num_top <= 0) return;
+  const Row row(raw, a.vocab, 0.0f, 1.0f);
+  const int64_t count = select_top(row, a.num_top, ids);
+  std::sort(ids, ids + count, [&](int32_t x, int32_t y) { return row.before(x, y); });
+  for (int64_t i = 0; i < a.num_top; ++i) {
+    a.top_ids[i] = i < count ? ids[i] : -1;
+    a.top_logprobs[i] = i < count ? logprob(ids[i]) : 0.0f;
+  }
+}
+
+// scratch: vocab floats for the raw logits where they are changed, vocab ints for counts or candidates.
+void sample(SampleArgs& a, float* scratch) {
+  int32_t* ids = reinterpret_cast<int32_t*>(scratch + a.vocab);
+  const float* raw = a.logits;
+  if (a.target < 0 && a.prompt_len + a.output_len + a.bias_len > 0) {
+    std::memcpy(scratch, a.logits, static_cast<size_t>(a.vocab) * sizeof(float));
+    raw = scratch;
+  }
+  a.token = a.target >= 0 ? a.target : choose(a, raw, ids);
+  if (a.num_top >= 0) report(a, raw, ids);
+}
+
+}  // namespace
+
+void register_sample(KernelTable& t) { t.sample = sample; }
+
+}  // namespace pinnate::PINNATE_KERNEL_ISA
