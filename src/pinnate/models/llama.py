@@ -71,7 +71,7 @@ def _block(
 
 
 def _head(config: ModelConfig, weights: WeightSource, embedding: Tensor) -> Tensor:
-    """The output matrix. Where the config ties it to the embedding, one in the file is ignored, as transformers does."""
+    """The output matrix. Where the config ties it to the embedding, a file's own is ignored, as in transformers."""
     tied = not weights.has(_HEAD) if config.tie_word_embeddings is None else config.tie_word_embeddings
     if tied:
         weights.discard(_HEAD)
