@@ -1,0 +1,172 @@
+// Register-blocked products for attention.cpp: a left operand (query rows, or softmax weights) times a tile of a KV page.
+//
+// Keys and values are kept in 32-bit lanes: one float, or a pair of bf16 (even element low, odd element high) that belong to
+// neighbouring steps of the reduction. A step of the right operand is a row of lanes. Every accumulator is its own chain over
+// the steps, so its bits do not depend on how many rows or vectors are blocked together.
+//
+// Dot<act>: kPer = elements of the reduction in a step; kWords = 32-bit words of the left operand for a step.
+
+constexpr int kTile = 16;   // tokens in a tile; a page is whole tiles
+constexpr int kBlock = 64;  // tokens between two updates of a row's running maximum; blocks start at multiples of it
+constexpr int kBlockTiles = kBlock / kTile;
+constexpr int kTileVecs = kTile / kWidth;
+
+template <Act A>
+struct Dot;
+
+template <>
+struct Dot<Act::kF32> {
+  static constexpr int kPer = 1, kWords = 1;
+  using Right = vf;
+  static Right load(const unsigned char* p) { return pinnate::PINNATE_KERNEL_ISA::load(reinterpret_cast<const float*>(p)); }
+  static Right load_even(const unsigned char* p) { return load(p); }
+  static vf mac(vf acc, Right b, const float* a) { return fma(set1(*a), b, acc); }
+};
+
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+
+constexpr int kRows = 6, kVecs = 4;  // 24 accumulators
+
+template <>
+struct Dot<Act::kBF16> {
+  static constexpr int kPer = 2, kWords = 1;
+  using Right = __m512i;
+  static Right load(const unsigned char* p) { return _mm512_loadu_si512(p); }
+  static Right load_even(const unsigned char* p) { return _mm512_and_si512(load(p), _mm512_set1_epi32(0xffff)); }
+  static vf mac(vf acc, Right b, const float* a) {
+    int pair;
+    memcpy(&pair, a, 4);
+    return _mm512_dpbf16_ps(acc, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)b);
+  }
+};
+
+#else
+
+#if defined(__AVX2__) && defined(__FMA__)
+constexpr int kRows = 4, kVecs = 2;
+using vbits = __m256i;
+inline vbits load_bits(const unsigned char* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+inline vf low_half(vbits b) { return _mm256_castsi256_ps(_mm256_slli_epi32(b, 16)); }
+inline vf high_half(vbits b) {
+  return _mm256_castsi256_ps(_mm256_and_si256(b, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+#else
+constexpr int kRows = 2, kVecs = 4;
+using vbits = vu;
+inline vbits load_bits(const unsigned char* p) {
+  vbits b;
+  memcpy(&b, p, sizeof b);
+  return b;
+}
+inline vf low_half(vbits b) { return (vf)(b << 16); }
+inline vf high_half(vbits b) { return (vf)(b & 0xffff0000u); }
+#endif
+
+template <>
+struct Dot<Act::kBF16> {  // no bf16 arithmetic here: the left operand is kept as floats, two for a step
+  static constexpr int kPer = 2, kWords = 2;
+  struct Right {
+    vf even, odd;
+  };
+  static Right load(const unsigned char* p) {
+    const vbits b = load_bits(p);
+    return {low_half(b), high_half(b)};
+  }
+  static Right load_even(const unsigned char* p) { return {low_half(load_bits(p)), set1(0.0f)}; }
+  static vf mac(vf acc, Right b, const float* a) { return fma(set1(a[1]), b.odd, fma(set1(a[0]), b.even, acc)); }
+};
+
+#endif
+
+static_assert(kVecs % kTileVecs == 0 && kBlockTiles % (kVecs / kTileVecs) == 0);
+
+// acc[r][n] += sum over steps of left[r][step] * right[n][step]
+template <Act A, int R, int N>
+[[gnu::always_inline]] inline void multiply(vf (&acc)[R][N], const float* left, int64_t left_stride,
+                                            const unsigned char* const (&right)[N], int64_t right_stride, int64_t steps) {
+  using D = Dot<A>;
+  for (int64_t s = 0; s < steps; ++s) {
+    typename D::Right b[N];
+    for (int n = 0; n < N; ++n) b[n] = D::load(right[n] + s * right_stride);
+    for (int r = 0; r < R; ++r)
+      for (int n = 0; n < N; ++n) acc[r][n] = D::mac(acc[r][n], b[n], left + r * left_stride + s * D::kWords);
+  }
+}
+
+// One block of keys or values as it lies in the pages: where each of its tiles starts for the KV head at hand.
+struct BlockTiles {
+  const unsigned char* keys[kBlockTiles];
+  const unsigned char* values[kBlockTiles];
+};
+
+// s[r][token] = scale * q[r] . key[token] for T tiles from `tiles` on. q rows are q_stride words apart, s rows kBlock floats.
+template <Act A, int R, int T>
+void score_tiles(const float* q, int64_t q_stride, const unsigned char* const* tiles, int64_t key_stride, int64_t steps,
+                 float scale, float* s) {
+  constexpr int N = T * kTileVecs;
+  vf acc[R][N];
+  const unsigned char* right[N];
+  for (int n = 0; n < N; ++n) right[n] = tiles[n / kTileVecs] + (n % kTileVecs) * kWidth * 4;
+  for (int r = 0; r < R; ++r)
+    for (int n = 0; n < N; ++n) acc[r][n] = set1(0.0f);
+  multiply<A>(acc, q, q_stride, right, key_stride, steps);
+  for (int r = 0; r < R; ++r)
+    for (int n = 0; n < N; ++n) store(s + r * kBlock + n * kWidth, acc[r][n] * set1(scale));
+}
+
+// out[r][columns] = out * alpha[r] + sum over the first `tokens` tokens of p[r][token] * value[token], for N vectors of columns
+// that start `offset` bytes into a row of values. What lies in the slots past `tokens` is never multiplied.
+template <Act A, int R, int N>
+void add_values(const float* p, const BlockTiles& block, int64_t offset, int64_t value_stride, int64_t tokens,
+                const float* alpha, float* out, int64_t out_stride) {
+  using D = Dot<A>;
+  constexpr int64_t p_stride = kBlock / D::kPer * D::kWords, steps = kTile / D::kPer;
+  vf acc[R][N];
+  const unsigned char* right[N];
+  for (int r = 0; r < R; ++r)
+    for (int n = 0; n < N; ++n) acc[r][n] = load(out + r * out_stride + n * kWidth) * set1(alpha[r]);
+  int tile = 0;
+  for (; (tile + 1) * kTile <= tokens; ++tile) {
+    for (int n = 0; n < N; ++n) right[n] = block.values[tile] + offset + n * kWidth * 4;
+    multiply<A>(acc, p + tile * steps * D::kWords, p_stride, right, value_stride, steps);
+  }
+  const int64_t rest = tokens - tile * kTile;
+  if (rest) {
+    const float* left = p + tile * steps * D::kWords;
+    for (int n = 0; n < N; ++n) right[n] = block.values[tile] + offset + n * kWidth * 4;
+    multiply<A>(acc, left, p_stride, right, value_stride, rest / D::kPer);
+    if (rest % D::kPer) {
+      const int64_t s = rest / D::kPer;
+      for (int n = 0; n < N; ++n) {
+        const typename D::Right b = D::load_even(right[n] + s * value_stride);
+        for (int r = 0; r < R; ++r) acc[r][n] = D::mac(acc[r][n], b, left + r * p_stride + s * D::kWords);
+      }
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int n = 0; n < N; ++n) store(out + r * out_stride + n * kWidth, acc[r][n]);
+}
+
+// ---- softmax weights ----------------------------------------------------------------------------------------------
+
+// Stores the weights of two tiles as a left operand of Dot<A> and adds them, as rounded there, to the lane sums.
+// Both tiles go together because a bf16 vector holds two; `w` has 2 * kTileVecs vectors.
+template <Act A>
+inline vf store_weights(const vf* w, float* p, vf sum) {
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+  if constexpr (A == Act::kBF16) {
+    const __m512bh pairs = _mm512_cvtne2ps_pbh(w[1], w[0]);
+    _mm512_storeu_si512(p, (__m512i)pairs);
+    return _mm512_dpbf16_ps(sum, pairs, (__m512bh)_mm512_set1_epi32(0x3f803f80));
+  }
+#endif
+  for (int n = 0; n < 2 * kTileVecs; ++n) {
+    vf v = w[n];
+#if !(defined(__AVX512BF16__) && defined(__AVX512BW__))
+    if constexpr (A == Act::kBF16) v = round_bf16(v);
+#endif
+    store(p + n * kWidth, v);
+    sum = sum + v;
+  }
+  return sum;
+}
