@@ -1,0 +1,170 @@
+"""build_engine: from an EngineConfig to a running core. The one place where all parts are wired together.
+
+Knows: which part needs which narrow values. Must not know: how any of them works.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from time import perf_counter
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
+
+from pinnate.core.autoconfig import (
+    ELEMENT_BYTES,
+    Choice,
+    choose_dtype,
+    choose_max_model_len,
+    choose_num_pages,
+    choose_threads,
+    fit_max_model_len,
+    kv_shape,
+)
+from pinnate.core.config import EngineConfig
+from pinnate.core.machine import Machine, read_machine
+from pinnate.engine.engine_core import EngineCore, Inbox, Outbox
+from pinnate.executor.base import Executor, ExecutorSpec
+from pinnate.executor.native import NativeExecutor
+from pinnate.executor.reference import ReferenceExecutor
+from pinnate.graph import Graph, Tensor
+from pinnate.kvcache.manager import KVCacheManager
+from pinnate.models.load import LoadedModel, load_model
+from pinnate.scheduler.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
+
+
+class Plan(NamedTuple):
+    """Every automatic choice of one engine, each with its reason."""
+
+    dtype: Choice[str]
+    threads: Choice[int]
+    num_pages: Choice[int]
+    max_model_len: Choice[int]
+    page_bytes: int
+
+    def reasons(self) -> dict[str, str]:
+        return {
+            "dtype": self.dtype.reason,
+            "threads": self.threads.reason,
+            "KV pool": self.num_pages.reason,
+            "max_model_len": self.max_model_len.reason,
+        }
+
+
+class ExecutorBuilder(Protocol):
+    def __call__(self, graph: Graph, spec: ExecutorSpec, plan: Plan, isa: str) -> Executor: ...
+
+
+def _native(graph: Graph, spec: ExecutorSpec, plan: Plan, isa: str) -> Executor:
+    return NativeExecutor(graph, spec, dtype=plan.dtype.value, isa=isa, threads=plan.threads.value)
+
+
+def _reference(graph: Graph, spec: ExecutorSpec, plan: Plan, isa: str) -> Executor:  # noqa: ARG001
+    return ReferenceExecutor(graph, spec)
+
+
+EXECUTORS: Mapping[str, ExecutorBuilder] = MappingProxyType({"native": _native, "reference": _reference})
+
+
+def plan_engine(config: EngineConfig, model: LoadedModel, machine: Machine) -> Plan:
+    """
+    Raises:
+        ConfigError: a setting that the model or the machine cannot honour.
+    """
+    graph = model.graph
+    dtype = choose_dtype(config.dtype, config.executor)
+    context = choose_max_model_len(config.max_model_len, model.config.max_position_embeddings)
+    columns = sum(layer.num_kv_heads * layer.head_dim for layer in graph.kv_layers)
+    shape = kv_shape(columns, dtype.value, config.page_size)
+    pages = choose_num_pages(
+        shape,
+        num_pages=config.num_pages,
+        kv_cache_memory=config.kv_cache_memory,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=context.value,
+        available=max(0, machine.memory_available - count_elements(graph) * ELEMENT_BYTES[dtype.value]),
+    )
+    return Plan(
+        dtype=dtype,
+        threads=choose_threads(config.threads, machine),
+        num_pages=pages,
+        max_model_len=fit_max_model_len(context, config.max_model_len, pages.value, config.page_size),
+        page_bytes=shape.page_bytes,
+    )
+
+
+def count_elements(graph: Graph) -> int:
+    """Elements of all weights; a tensor used twice (tied embeddings) counts twice, as executors pack it twice."""
+    total = 0
+    for op in graph.ops:
+        for name in ("weight", "bias"):
+            tensor = getattr(op, name, None)
+            if isinstance(tensor, Tensor):
+                size = 1
+                for extent in tensor.shape:
+                    size *= extent
+                total += size
+    return total
+
+
+def build_engine(config: EngineConfig, inbox: Inbox, outbox: Outbox) -> tuple[EngineCore, dict[str, Any]]:
+    """A core ready to step, and its `info`: sizes, choices with their reasons, start-up times (plain data).
+
+    Raises:
+        ModelError: the model cannot be read or is not supported.
+        ConfigError: a setting that the model or the machine cannot honour.
+    """
+    started = perf_counter()
+    model = load_model(config.model)
+    for warning in model.warnings:
+        log.warning("%s", warning)
+    loaded = perf_counter()
+    plan = plan_engine(config, model, read_machine())
+    spec = ExecutorSpec(
+        num_pages=plan.num_pages.value,
+        page_size=config.page_size,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=plan.max_model_len.value,
+    )
+    executor = EXECUTORS[config.executor](model.graph, spec, plan, config.isa)
+    cache = KVCacheManager(
+        num_pages=spec.num_pages, page_size=spec.page_size, enable_prefix_caching=config.enable_prefix_caching
+    )
+    scheduler = Scheduler(
+        cache,
+        policy=config.schedule_policy,
+        max_num_seqs=spec.max_num_seqs,
+        max_num_batched_tokens=spec.max_num_batched_tokens,
+        max_model_len=spec.max_model_len,
+        max_num_queued_reqs=config.max_num_queued_reqs,
+    )
+    core = EngineCore(scheduler, executor, inbox, outbox, check_integrity=config.check_integrity)
+    info = _info(config, model, plan, executor)
+    info["startup"] = {"map the model": loaded - started, "build the executor": perf_counter() - loaded}
+    return core, info
+
+
+def _info(config: EngineConfig, model: LoadedModel, plan: Plan, executor: Executor) -> dict[str, Any]:
+    return {
+        "model": config.model,
+        "family": model.config.family,
+        "executor": config.executor,
+        "dtype": plan.dtype.value,
+        "threads": plan.threads.value,
+        "max_model_len": plan.max_model_len.value,
+        "vocab_size": model.graph.vocab_size,
+        "eos_token_ids": list(model.config.eos_token_ids),
+        "num_pages": plan.num_pages.value,
+        "page_size": config.page_size,
+        "kv_tokens": plan.num_pages.value * config.page_size,
+        "kv_bytes": plan.num_pages.value * plan.page_bytes,
+        "max_num_seqs": config.max_num_seqs,
+        "max_num_batched_tokens": config.max_num_batched_tokens,
+        "max_num_queued_reqs": config.max_num_queued_reqs,
+        "reasons": plan.reasons(),
+        "warnings": list(model.warnings),
+        "device": executor.describe(),
+    }

@@ -1,0 +1,110 @@
+"""ProcessClient: the way to an engine in a process of its own (ZeroMQ over ipc, msgpack).
+
+Knows: frames, how a start fails, how a death is noticed. Must not know: what messages mean, NumPy, executors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from pinnate.core.errors import ConfigError, EngineDeadError, EngineError, ModelError, PinnateError
+from pinnate.core.messages import EngineFailed, EngineReady, FromEngine, ToEngine
+from pinnate.engine.child import EngineChild
+
+LAST_MESSAGES_SECONDS = 0.2  # what a dead child had sent is still read this long
+
+START_ERRORS: Mapping[str, type[PinnateError]] = MappingProxyType(
+    {"ConfigError": ConfigError, "ModelError": ModelError}
+)
+
+
+class EngineClient(Protocol):
+    """What AsyncEngine needs of an engine, wherever it runs."""
+
+    async def ready(self) -> dict[str, Any]:
+        """Waits until requests can be sent; returns the engine's `info`.
+
+        Raises:
+            ModelError, ConfigError: the engine refused to start.
+            EngineDeadError: it ended without a word.
+        """
+        ...
+
+    def send(self, message: ToEngine) -> None:
+        """Never blocks. Messages to a dead engine are dropped; `receive` tells."""
+        ...
+
+    async def receive(self) -> FromEngine:
+        """
+        Raises:
+            EngineDeadError: the engine has ended, and everything it sent has been received.
+        """
+        ...
+
+    async def close(self) -> None: ...
+
+
+class ProcessClient:
+    """Owns the child and the socket to it. Made and used inside one event loop."""
+
+    def __init__(self, child: EngineChild) -> None:
+        self._child = child
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.PAIR)
+        self._socket.set_hwm(0)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 5)  # ms; the child binds when it has started
+        self._socket.connect(child.address)
+        self._exited = asyncio.wrap_future(child.exited)
+        self._receiving: asyncio.Future[bytes] | None = None  # outlives a cancelled `receive`, so no message is lost
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    async def ready(self) -> dict[str, Any]:
+        try:
+            await self._receive_frame()  # the hello: both ends are connected
+        finally:
+            self._child.remove_socket()
+        message = await self.receive()
+        if isinstance(message, EngineFailed):
+            raise START_ERRORS.get(message.kind, EngineError)(message.message)
+        assert isinstance(message, EngineReady)
+        return message.info
+
+    def send(self, message: ToEngine) -> None:
+        self._socket.send(self._encoder.encode(message))
+
+    async def receive(self) -> FromEngine:
+        return self._decoder.decode(await self._receive_frame())
+
+    async def close(self) -> None:
+        """Ends the child and waits for it. Nothing is left: no process, socket, file or thread."""
+        await asyncio.to_thread(self._child.close)
+        if self._receiving is not None:
+            self._receiving.cancel()
+        self._context.destroy(linger=0)
+
+    async def _receive_frame(self) -> bytes:
+        if self._receiving is None:
+            self._receiving = asyncio.ensure_future(self._socket.recv())
+        frame = self._receiving
+        either: set[asyncio.Future[Any]] = {frame, self._exited}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not frame.done():
+            await asyncio.wait({frame}, timeout=LAST_MESSAGES_SECONDS)
+        if not frame.done():
+            words = self._child.last_words()
+            raise EngineDeadError(self._child.cause_of_death() + (f"; it wrote last: {words}" if words else ""))
+        self._receiving = None
+        return frame.result()

@@ -1,0 +1,144 @@
+"""EngineCore: the loop that is continuous batching.
+
+Knows: the order of one step, what happens when a step fails, where the time goes. Must not know: how requests
+are chosen (scheduler), how tokens are computed (executor), or where messages come from and go to (clients).
+"""
+
+from __future__ import annotations
+
+import logging
+from time import perf_counter
+from typing import Protocol
+
+import msgspec
+
+from pinnate.core.batch import SchedulerOutput
+from pinnate.core.errors import PinnateError
+from pinnate.core.messages import Abort, Command, EngineStats, FromEngine, Reply, StepOutputs, ToEngine, TokenOutput
+from pinnate.core.request import FinishReason, Request
+from pinnate.executor.base import Executor
+from pinnate.scheduler.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
+
+
+class Inbox(Protocol):
+    def receive(self, wait: bool) -> list[ToEngine]:
+        """All messages that have arrived; with `wait`, sleeps until there is at least one."""
+        ...
+
+
+class Outbox(Protocol):
+    def send(self, message: FromEngine) -> None: ...
+
+
+class EngineCore:
+    """Owns the scheduler and the executor; one thread calls `step`.
+
+    An executor that raises ends the requests of that step and nothing else. An error of the scheduler is a bug of
+    ours with unknown consequences: it is not caught, and ends the engine.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, executor: Executor, inbox: Inbox, outbox: Outbox, *, check_integrity: bool = False
+    ) -> None:
+        self._scheduler = scheduler
+        self._executor = executor
+        self._inbox = inbox
+        self._outbox = outbox
+        self._check_integrity = check_integrity
+        self._idle = True  # nothing to run until another message comes
+        self._steps = 0
+        self._failures = 0  # failed steps in a row
+        self._execute_seconds = 0.0
+        self._step_seconds = 0.0
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self._scheduler
+
+    @property
+    def executor(self) -> Executor:
+        return self._executor
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether `step` would wait for a message before it does anything."""
+        return self._idle
+
+    def step(self) -> None:
+        """Receive, schedule, execute, update, send. Sleeps first when there is nothing to do."""
+        messages = self._inbox.receive(wait=self._idle)
+        started = perf_counter()
+        outputs = [output for message in messages for output in self._handle(message)]
+        batch = self._scheduler.schedule()
+        self._idle = batch is None
+        if batch is not None:
+            self._steps += 1
+            outputs += self._run(batch)
+        if self._check_integrity:
+            self._scheduler.check_integrity()
+        self._step_seconds += (ready := perf_counter()) - started
+        if outputs or batch is not None:
+            self._outbox.send(StepOutputs(outputs, self.stats()))
+        self._step_seconds += perf_counter() - ready
+
+    def stats(self) -> EngineStats:
+        return msgspec.structs.replace(
+            self._scheduler.stats(),
+            steps=self._steps,
+            execute_seconds=self._execute_seconds,
+            step_seconds=self._step_seconds,
+        )
+
+    def close(self) -> None:
+        self._executor.close()
+
+    def _run(self, batch: SchedulerOutput) -> list[TokenOutput]:
+        started = perf_counter()
+        try:
+            result = self._executor.execute(batch)
+        except Exception as error:
+            self._failures += 1
+            log.exception("step %d failed (%d in a row); its requests end", self._steps, self._failures)
+            return self._scheduler.fail(batch, f"{type(error).__name__}: {error}")
+        finally:
+            self._execute_seconds += perf_counter() - started
+        self._failures = 0
+        return self._scheduler.update(batch, result)
+
+    def _handle(self, message: ToEngine) -> list[TokenOutput]:
+        match message:
+            case Request():
+                return self._add(message)
+            case Abort():
+                return self._scheduler.abort(message.request_ids, message.index)
+            case Command():
+                self._outbox.send(self._answer(message))
+        return []
+
+    def _add(self, request: Request) -> list[TokenOutput]:
+        # The facades refuse before they send, so a refusal here is rare: each choice ends with the reason.
+        try:
+            self._scheduler.add(request)
+        except PinnateError as error:
+            return [
+                TokenOutput(request.request_id, index, [], finish_reason=FinishReason.ERROR, error=str(error))
+                for index in range(request.sampling.n)
+            ]
+        return []
+
+    def _answer(self, command: Command) -> Reply:
+        try:
+            match command.name:
+                case "flush_cache":
+                    return Reply(command.command_id, {"freed_pages": self._scheduler.flush_cache()})
+                case "check_integrity":
+                    self._scheduler.check_integrity()
+                    return Reply(command.command_id, {"ok": True})
+                case "stats":
+                    return Reply(command.command_id, msgspec.to_builtins(self.stats()))
+            return Reply(command.command_id, {}, error=f"unknown command {command.name!r}")
+        except Exception as error:
+            log.exception("command %s failed", command.name)
+            return Reply(command.command_id, {}, error=f"{type(error).__name__}: {error}")
