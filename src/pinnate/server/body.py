@@ -1,0 +1,137 @@
+"""Reading a request's body: size limit, strict JSON, names and types of fields.
+
+Knows: HTTP bodies, msgspec. Must not know: what the fields mean. Rules: the body is a JSON object in UTF-8; NaN and
+Infinity are not JSON; numbers out of a double's range are refused; a key given twice counts with its last value; a
+field that is null counts as absent; an unknown field is refused by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.types import Receive
+
+from pinnate.core.errors import InvalidRequestError, UnsupportedError
+from pinnate.server.errors import HTTPStatusError
+
+T = TypeVar("T")
+
+# "... - at `$.logit_bias[...]`": where msgspec found the fault
+_PATH = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
+
+Neutral = Callable[[Any], bool]
+
+
+class Disconnected(Exception):
+    """The client left. Nobody is there to be answered."""
+
+
+async def read_json(request: Request, limit: int) -> dict[str, Any]:
+    """The JSON object of a request, its null members left out.
+
+    At most `limit` bytes are ever held; a longer body is refused by its Content-Length, or as soon as it passes the
+    limit, and the server drops the rest unread.
+
+    Raises:
+        HTTPStatusError: 413 or 415.
+        InvalidRequestError: not a JSON object.
+        Disconnected: the client left before the end of its body.
+    """
+    media_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise HTTPStatusError(415, "Content-Type must be application/json", code="unsupported_media_type")
+    declared = request.headers.get("content-length", "0")
+    if declared.isdecimal() and int(declared) > limit:
+        raise _too_large(limit)
+    return decode_object(await _read(request.receive, limit))
+
+
+async def _read(receive: Receive, limit: int) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Disconnected
+        part = message.get("body", b"")
+        size += len(part)
+        if size > limit:
+            raise _too_large(limit)
+        parts.append(part)
+        more = message.get("more_body", False)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _too_large(limit: int) -> HTTPStatusError:
+    return HTTPStatusError(413, f"the body is larger than the limit of {limit} bytes", code="body_too_large")
+
+
+def decode_object(body: bytes) -> dict[str, Any]:
+    """The JSON object in `body`, without its null members.
+
+    Raises:
+        InvalidRequestError: empty, not JSON, too deep, or not an object.
+    """
+    if not body.strip():
+        raise InvalidRequestError("the body is empty, a JSON object is needed", code="invalid_json")
+    try:
+        decoded = msgspec.json.decode(body)
+    except msgspec.MsgspecError as error:
+        raise InvalidRequestError(f"the body is not valid JSON: {error}", code="invalid_json") from None
+    except RecursionError:
+        raise InvalidRequestError("the body is not valid JSON: nested too deep", code="invalid_json") from None
+    if not isinstance(decoded, dict):
+        raise InvalidRequestError("the body must be a JSON object", code="invalid_json")
+    return {name: value for name, value in decoded.items() if value is not None}
+
+
+def convert(
+    fields: dict[str, Any], to: type[T], *, at: str = "", unsupported: Mapping[str, Neutral] | None = None
+) -> T:
+    """`fields` as the struct `to`: every name known, every type right, no coercion.
+
+    `unsupported` names what this server knows of and does not offer, with a predicate for the values that ask for
+    nothing (`suffix: ""`); those are dropped. `at` is the path of `fields` in the body, for the message.
+
+    Raises:
+        UnsupportedError, InvalidRequestError: `param` is the field's path.
+    """
+    prefix = f"{at}." if at else ""
+    kept = {}
+    known = to.__struct_fields__  # type: ignore[attr-defined]
+    for name, value in fields.items():
+        if name in known:
+            kept[name] = value
+        elif unsupported is None or name not in unsupported:
+            raise InvalidRequestError(f"unknown field: {prefix}{_shorten(name)}", param=f"{prefix}{_shorten(name)}")
+        elif not unsupported[name](value):
+            raise UnsupportedError(f"{prefix}{name} is not supported by this server", param=f"{prefix}{name}")
+    try:
+        return msgspec.convert(kept, to)
+    except msgspec.ValidationError as error:
+        raise _type_error(str(error), prefix) from None
+
+
+def _type_error(message: str, prefix: str) -> InvalidRequestError:
+    match = _PATH.match(message)
+    assert match is not None
+    what, path = match["what"].replace("`", "").replace(" | null", ""), match["path"]
+    if path:
+        return InvalidRequestError(f"{prefix}{path}: {_lower(what)}", param=prefix + path.partition("[")[0])
+    missing = re.search(r"missing required field (\w+)", what)
+    if missing:
+        return InvalidRequestError(f"{prefix}{missing[1]} is required", param=prefix + missing[1])
+    return InvalidRequestError(_lower(what), param=prefix.rstrip(".") or None)
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _shorten(name: str) -> str:
+    return name if len(name) <= 64 else name[:64] + "..."

@@ -1,0 +1,143 @@
+"""The life of a generation request over HTTP: read, check, submit, answer; plain or streamed.
+
+Knows: the order of these, ASGI. Must not know: fields (`chat.py`, `completions.py`), shapes (`replies.py`,
+`streaming.py`). Nothing is sent before the first output is there, so that whatever is known by then is a real status,
+never a 200.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from pinnate.core.errors import PinnateError
+from pinnate.server.body import Disconnected, read_json
+from pinnate.server.errors import NotReadyError, describe
+from pinnate.server.generation import Job, Output, Tally, abort, attend, merge, submit
+from pinnate.server.protocol import ChatCompletion, Completion, Usage
+from pinnate.server.replies import Gathered, Vocabulary
+from pinnate.server.state import Phase, ServerState
+from pinnate.server.streaming import ChunkWriter, error_event, stream_headers
+
+if TYPE_CHECKING:
+    from pinnate.engine.async_engine import AsyncEngine
+
+_logger = logging.getLogger("pinnate.server")
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What differs between chat and completions."""
+
+    prepare: Callable[[ServerState, AsyncEngine, dict[str, Any]], Awaitable[Job]]
+    writer: Callable[[Job, Vocabulary], ChunkWriter]
+    reply: Callable[[Job, Gathered, Usage, Vocabulary], Completion | ChatCompletion]
+
+
+class GenerationEndpoint:
+    """ASGI application of one route. Errors before the first byte are raised to the app's handlers."""
+
+    def __init__(self, state: ServerState, route: Route) -> None:
+        self._state = state
+        self._route = route
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        state = self._state
+        try:
+            state.ready_engine()  # before a body is read that nobody will serve
+            fields = await read_json(Request(scope, receive), state.settings.max_body_bytes)
+            engine = state.ready_engine()
+            await attend(state, receive, self._answer(engine, fields, send))
+        except Disconnected:
+            return
+        except Exception as error:
+            state.metrics.rejected[describe(error)[1].code or ""] += 1
+            raise
+
+    async def _answer(self, engine: AsyncEngine, fields: dict[str, Any], send: Send) -> None:
+        try:
+            job = await self._route.prepare(self._state, engine, fields)
+            streams = await submit(engine, job)
+        except asyncio.CancelledError:
+            self._raise_if_stopping()
+            raise
+        tally = Tally(job, self._state)
+        outputs = merge(streams, job)
+        try:
+            if job.stream:
+                await self._stream(job, self._route.writer(job, engine.tokenizer), outputs, tally, send)
+            else:
+                await self._plain(job, engine.tokenizer, outputs, tally, send)
+        finally:
+            abort(streams)
+            tally.close()
+            self._state.metrics.record_stats(engine.stats)
+            with contextlib.suppress(RuntimeError):  # still running: it is being cancelled with this task
+                await outputs.aclose()
+
+    async def _plain(
+        self, job: Job, vocabulary: Vocabulary, outputs: AsyncGenerator[list[Output]], tally: Tally, send: Send
+    ) -> None:
+        gathered = Gathered(job)
+        try:
+            async for batch in outputs:
+                tally.add(batch)
+                gathered.add(batch)
+        except asyncio.CancelledError:
+            self._raise_if_stopping()
+            raise
+        body = msgspec.json.encode(self._route.reply(job, gathered, tally.usage(), vocabulary))
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"x-request-id", job.id.encode()),
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _stream(
+        self, job: Job, writer: ChunkWriter, outputs: AsyncGenerator[list[Output]], tally: Tally, send: Send
+    ) -> None:
+        started = False
+        try:
+            async for batch in outputs:
+                tally.add(batch)
+                data = writer.write(batch)
+                if tally.is_complete:
+                    data += writer.end(tally.usage())
+                if not started:
+                    started = True
+                    await send({"type": "http.response.start", "status": 200, "headers": stream_headers(job.id)})
+                if data:
+                    await send({"type": "http.response.body", "body": data, "more_body": not tally.is_complete})
+        except (Exception, asyncio.CancelledError) as error:
+            if not started:
+                self._raise_if_stopping()
+                raise
+            if isinstance(error, asyncio.CancelledError) and not self._state.stopping:
+                raise
+            await send({"type": "http.response.body", "body": self._last_words(job, error), "more_body": False})
+
+    def _last_words(self, job: Job, error: BaseException) -> bytes:
+        if isinstance(error, asyncio.CancelledError):
+            error = _shutting_down()
+        elif not isinstance(error, PinnateError):
+            _logger.exception("stream %s failed", job.id, exc_info=error)
+        assert isinstance(error, Exception)
+        return error_event(describe(error)[1])
+
+    def _raise_if_stopping(self) -> None:
+        if self._state.stopping:
+            raise _shutting_down() from None
+
+
+def _shutting_down() -> NotReadyError:
+    return NotReadyError("the server is shutting down", code=str(Phase.SHUTTING_DOWN))

@@ -1,0 +1,131 @@
+"""The one place where errors become HTTP: statuses, OpenAI's error object, and its two carriers (answer, SSE event).
+
+Knows: the exception tree, statuses, the shape `{"error": {message, type, param, code}}`. Must not know: routes.
+
+| error | status | code |
+|---|---|---|
+| InvalidRequestError | 400 (404, 405, 413, 415 where the HTTP layer says so) | `invalid_request` or its own |
+| UnsupportedError | 400 | `unsupported` |
+| ContextLengthError | 400 | `context_length_exceeded` |
+| NotFoundError | 404 | `model_not_found`, `not_found` |
+| QueueFullError | 503 with Retry-After | `queue_full` |
+| NotReadyError, EngineDeadError | 503 with Retry-After | `starting`, `shutting_down`, `engine_dead` |
+| EngineError, anything else | 500 | `engine_error`, `internal_error` |
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pinnate.core.errors import (
+    EngineDeadError,
+    EngineError,
+    NotFoundError,
+    PinnateError,
+    QueueFullError,
+    RequestError,
+)
+
+RETRY_AFTER_SECONDS = 1
+
+_logger = logging.getLogger("pinnate.server")
+
+
+class ErrorObject(msgspec.Struct, frozen=True):
+    """OpenAI's error. All four keys are always there."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    error: ErrorObject
+
+
+class HTTPStatusError(RequestError):
+    """A refusal whose status is more exact than 400: 401, 405, 413, 415."""
+
+    def __init__(self, status: int, message: str, *, code: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message, code=code)
+        self.status = status
+        self.headers = headers
+
+
+class NotReadyError(PinnateError):
+    """The server cannot take requests now: it starts, or shuts down. `code` says which."""
+
+    def __init__(self, message: str, *, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def describe(error: Exception) -> tuple[int, ErrorObject]:
+    """Status and error object of `error`. What is not ours is reported without its text: it may name private things."""
+    if isinstance(error, HTTPStatusError):
+        return error.status, ErrorObject(error.message, "invalid_request_error", error.param, error.code)
+    if isinstance(error, QueueFullError):
+        return 503, ErrorObject(error.message, "service_unavailable_error", error.param, error.code)
+    if isinstance(error, RequestError):
+        status = 404 if isinstance(error, NotFoundError) else 400
+        return status, ErrorObject(error.message, "invalid_request_error", error.param, error.code)
+    if isinstance(error, NotReadyError):
+        return 503, ErrorObject(str(error), "service_unavailable_error", None, error.code)
+    if isinstance(error, EngineDeadError):
+        return 503, ErrorObject(str(error), "service_unavailable_error", None, "engine_dead")
+    if isinstance(error, EngineError):
+        return 500, ErrorObject(str(error), "server_error", None, "engine_error")
+    return 500, ErrorObject("internal error, see the server's log", "server_error", None, "internal_error")
+
+
+def error_bytes(error: ErrorObject) -> bytes:
+    """The error object as JSON: the body of an answer, or the data of an SSE event."""
+    return msgspec.json.encode(ErrorBody(error))
+
+
+def error_response(status: int, error: ErrorObject, headers: Mapping[str, str] | None = None) -> Response:
+    merged = dict(headers or {})
+    if status == 503:
+        merged.setdefault("Retry-After", str(RETRY_AFTER_SECONDS))
+    return Response(error_bytes(error), status, merged, media_type="application/json")
+
+
+async def on_pinnate_error(request: Request, error: Exception) -> Response:
+    """Every error of our own tree, raised before the first byte of an answer."""
+    status, described = describe(error)
+    if status >= 500 and status != 503:
+        _logger.error("%s %s: %s", request.method, request.url.path, error)
+    return error_response(status, described, error.headers if isinstance(error, HTTPStatusError) else None)
+
+
+async def on_http_exception(request: Request, error: Exception) -> Response:
+    """What the router itself refuses: no such route, or not this method."""
+    assert isinstance(error, HTTPException)
+    path, method = request.url.path, request.method
+    known: dict[int, tuple[str, str]] = {
+        404: (f"no such route: {method} {path}", "not_found"),
+        405: (f"{method} is not allowed on {path}", "method_not_allowed"),
+    }
+    message, code = known.get(error.status_code, (error.detail, "invalid_request"))
+    described = ErrorObject(message, "invalid_request_error", None, code)
+    return error_response(error.status_code, described, error.headers)
+
+
+async def on_unexpected(request: Request, error: Exception) -> Response:
+    """A fault of ours. The server logs it with its traceback (Starlette raises it again to uvicorn's logger)."""
+    status, described = describe(error)
+    _logger.error("%s %s failed: %s: %s", request.method, request.url.path, type(error).__name__, error)
+    return error_response(status, described)
+
+
+def handlers() -> dict[Any, Any]:
+    """What Starlette calls for which exception."""
+    return {PinnateError: on_pinnate_error, HTTPException: on_http_exception, Exception: on_unexpected}

@@ -1,0 +1,230 @@
+"""Running a checked request: submit its prompts, merge what comes back, count, notice the client's leaving.
+
+Knows: the engine's streams, usage, times. Must not know: the shape of answers (`replies.py`, `streaming.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Coroutine
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from starlette.types import Receive
+
+from pinnate.core.request import FinishReason
+from pinnate.core.sampling import SamplingParams
+from pinnate.server.protocol import PromptTokensDetails, Usage
+from pinnate.server.state import ServerState
+
+if TYPE_CHECKING:
+    from pinnate.engine.async_engine import AsyncEngine
+    from pinnate.engine.output_processor import OutputDelta
+    from pinnate.engine.stream import RequestStream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """`text` is what an echo shows."""
+
+    token_ids: list[int]
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One checked request. Choice `k` of prompt `p` has the index `p * params.n + k`.
+
+    `scoring_only` (max_tokens 0): one token is generated, because the engine ends a request by a token, and dropped.
+    `prompt_logprobs`: show them as a field of their own; an echo shows them with the text.
+    """
+
+    id: str
+    model: str
+    prompts: list[Prompt]
+    params: SamplingParams
+    stream: bool = False
+    include_usage: bool = False
+    cache_salt: str = ""
+    priority: int = 0
+    echo: bool = False
+    scoring_only: bool = False
+    prompt_logprobs: bool = False
+    return_token_ids: bool = False
+    created: int = field(default_factory=lambda: int(time.time()))
+    arrival: float = field(default_factory=time.monotonic)
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.prompts) * self.params.n
+
+
+Output = tuple[int, "OutputDelta"]  # prompt number, what one of its choices got
+
+
+async def submit(engine: AsyncEngine, job: Job) -> list[RequestStream]:
+    """One stream for each prompt, all or none.
+
+    Raises:
+        RequestError, EngineError: as `AsyncEngine.submit`; prompts submitted before the one at fault are aborted.
+    """
+    streams: list[RequestStream] = []
+    try:
+        for number, prompt in enumerate(job.prompts):
+            stream = await engine.submit(
+                prompt.token_ids,
+                job.params,
+                request_id=f"{job.id}-{number}",
+                cache_salt=job.cache_salt,
+                priority=job.priority,
+            )
+            streams.append(stream)
+    except BaseException:
+        abort(streams)
+        raise
+    return streams
+
+
+def abort(streams: list[RequestStream]) -> None:
+    """Ends what still runs; a stream that has ended is left as it is."""
+    for stream in streams:
+        stream.abort()
+
+
+async def merge(streams: list[RequestStream], job: Job) -> AsyncGenerator[list[Output]]:
+    """What all choices get, in order for each of them; what is ready at the same time comes as one list.
+
+    Raises:
+        EngineError, RequestError: from any of the streams.
+    """
+    if job.num_choices == 1:
+        async for delta in streams[0]:
+            yield [(0, _without_output(delta) if job.scoring_only else delta)]
+        return
+    ready: deque[Output] = deque()
+    wake = asyncio.Event()
+
+    async def pump(number: int, stream: RequestStream) -> None:
+        try:
+            async for delta in stream:
+                ready.append((number, _without_output(delta) if job.scoring_only else delta))
+                wake.set()
+        finally:
+            wake.set()
+
+    pumps = [asyncio.create_task(pump(number, stream)) for number, stream in enumerate(streams)]
+    try:
+        while True:
+            await wake.wait()
+            wake.clear()
+            if ready:
+                batch = list(ready)
+                ready.clear()
+                yield batch
+            for task in [task for task in pumps if task.done()]:
+                task.result()  # raises what the stream raised
+                pumps.remove(task)
+            if not pumps and not ready:
+                return
+            if ready:
+                wake.set()
+    finally:
+        for task in pumps:
+            task.cancel()
+
+
+def _without_output(delta: OutputDelta) -> OutputDelta:
+    return dataclasses.replace(
+        delta,
+        text="",
+        token_ids=[],
+        logprobs=None if delta.logprobs is None else [],
+        finish_reason=FinishReason.LENGTH if delta.finish_reason else None,
+        stop_reason=None,
+    )
+
+
+class Tally:
+    """Usage and times of one job, kept while its outputs pass by."""
+
+    def __init__(self, job: Job, state: ServerState) -> None:
+        self._job = job
+        self._state = state
+        self._cached = [0] * len(job.prompts)
+        self._seen: set[int] = set()  # prompts that have had a token
+        self._generated: dict[tuple[int, int], int] = {}
+        self._times: dict[tuple[int, int], tuple[float, float]] = {}  # first and latest token of a choice
+        self._finished: set[tuple[int, int]] = set()
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self._finished) == self._job.num_choices
+
+    def add(self, outputs: list[Output]) -> None:
+        now = time.monotonic()
+        metrics = self._state.metrics
+        for number, delta in outputs:
+            key = (number, delta.index)
+            self._cached[number] = max(self._cached[number], delta.num_cached_tokens)
+            self._generated[key] = self._generated.get(key, 0) + len(delta.token_ids)
+            if number not in self._seen:
+                self._seen.add(number)
+                metrics.time_to_first_token.observe(now - self._job.arrival)
+                metrics.request_prompt_tokens.observe(len(self._job.prompts[number].token_ids))
+            first, latest = self._times.get(key, (now, now))
+            if key in self._times:
+                metrics.inter_token_latency.observe(now - latest)
+            self._times[key] = (first, now)
+            if delta.finish_reason is not None:
+                self._finish(key, str(delta.finish_reason), now)
+
+    def close(self) -> None:
+        """At the end, however it came: choices that did not finish count as aborted."""
+        now = time.monotonic()
+        for number in range(len(self._job.prompts)):
+            for index in range(self._job.params.n):
+                if (number, index) not in self._finished:
+                    self._finish((number, index), "abort", now)
+
+    def usage(self) -> Usage:
+        prompt_tokens = sum(len(prompt.token_ids) for prompt in self._job.prompts)
+        completion_tokens = sum(self._generated.values())
+        details = PromptTokensDetails(sum(self._cached))
+        return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, details)
+
+    def _finish(self, key: tuple[int, int], reason: str, now: float) -> None:
+        self._finished.add(key)
+        metrics = self._state.metrics
+        metrics.finished[reason] += 1
+        generated = self._generated.get(key, 0)
+        metrics.request_generation_tokens.observe(generated)
+        metrics.e2e_latency.observe(now - self._job.arrival)
+        if generated > 1 and key in self._times:
+            first, latest = self._times[key]
+            metrics.time_per_output_token.observe((latest - first) / (generated - 1))
+
+
+async def attend(state: ServerState, receive: Receive, work: Coroutine[None, None, None]) -> None:
+    """Runs `work` until it ends or its client leaves, which cancels it. Raises what `work` raises."""
+    task = asyncio.create_task(work)
+    leaving = asyncio.create_task(_until_disconnect(receive))
+    state.ongoing.add(task)
+    try:
+        await asyncio.wait((task, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+            await asyncio.wait((task,))
+        if not task.cancelled():
+            task.result()
+    finally:
+        state.ongoing.discard(task)
+        task.cancel()
+        leaving.cancel()
+
+
+async def _until_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

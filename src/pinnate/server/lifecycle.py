@@ -1,0 +1,210 @@
+"""The server's life: engine process first, then HTTP; ready; signals; drain; end.
+
+Knows: the order of a start and of an end, uvicorn. Must not know: routes, requests.
+
+The port is bound before anything is loaded, and answers at once: /health is 503 until the model can serve. On SIGTERM
+or SIGINT new requests get 503, requests under way go on for up to `shutdown_timeout` seconds and are then ended
+with an error; a second signal ends them at once. Exit code 0 in all of these.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import uvloop
+
+from pinnate.core.config import EngineConfig
+from pinnate.core.errors import ConfigError
+from pinnate.engine.child import EngineChild
+from pinnate.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from pinnate.engine.async_engine import AsyncEngine
+    from pinnate.server.state import ServerState
+
+KEEP_ALIVE_SECONDS = 75
+BACKLOG = 2048
+LAST_WRITES_SECONDS = 2  # for what is being sent when all requests have ended
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+_logger = logging.getLogger("pinnate.server")
+
+
+def serve(config: EngineConfig, settings: ServerSettings) -> int:
+    """Serves until a signal ends it; returns the exit code. `config.model` is a path.
+
+    Raises:
+        ConfigError: a setting cannot be honoured, the address among them.
+        ModelError: the model cannot be read or is not supported.
+        EngineDeadError: the engine process ended while it started.
+    """
+    began = time.monotonic()
+    logging.basicConfig(  # no effect where the caller has set up logging
+        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    listener = _bind(settings)
+    try:
+        template = _read_template(settings.chat_template)
+        # The engine's process loads the model while this one imports the web framework.
+        child = EngineChild(config)
+        return uvloop.run(_Life(config, settings, listener, began).run(child, template))
+    finally:
+        listener.close()
+
+
+def _bind(settings: ServerSettings) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise ConfigError(f"--host {settings.host} --port {settings.port}: {error.strerror}") from None
+    return listener
+
+
+def _read_template(path: str | None) -> str | None:
+    try:
+        return None if path is None else Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--chat-template {path}: {error}") from None
+
+
+class _Life:
+    """One run of the server. `run` is called once."""
+
+    def __init__(self, config: EngineConfig, settings: ServerSettings, listener: socket.socket, began: float) -> None:
+        self._config = config
+        self._settings = settings
+        self._listener = listener
+        self._began = began
+        self._signals = 0
+        self._signalled = asyncio.Event()
+
+    async def run(self, child: EngineChild, template: str | None) -> int:
+        # Heavy imports, made while the child works: the reason why they are here and not at the top.
+        from pinnate.engine.async_engine import AsyncEngine
+
+        starting = asyncio.create_task(AsyncEngine.start(self._config, child))
+        await asyncio.sleep(0)
+
+        from pinnate.server.app import create_app
+        from pinnate.server.state import Phase, ServerState
+
+        state = ServerState(self._config.model, self._settings)
+        server = _make_server(create_app(state), self._settings)
+        serving = asyncio.create_task(server.serve(sockets=[self._listener]))
+        stopping = asyncio.create_task(self._signalled.wait())
+        try:
+            await self._take_signals(server, serving)
+            await asyncio.wait((starting, stopping, serving), return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                state.engine = starting.result()
+                _adopt_template(state, state.engine, template)
+                state.phase = Phase.SERVING
+                self._announce(state, state.engine)
+                await asyncio.wait((stopping, serving), return_when=asyncio.FIRST_COMPLETED)
+            state.phase = Phase.SHUTTING_DOWN
+            await self._drain(state)
+            return 0
+        finally:
+            stopping.cancel()
+            await _end(server, serving, starting)
+
+    async def _take_signals(self, server: uvicorn.Server, serving: asyncio.Task[None]) -> None:
+        """Once uvicorn has set its own handlers, in place of them."""
+        while not server.started and not serving.done():
+            await asyncio.sleep(0.002)
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        self._signals += 1
+        self._signalled.set()
+
+    async def _drain(self, state: ServerState) -> None:
+        deadline = time.monotonic() + self._settings.shutdown_timeout
+        if state.ongoing:
+            _logger.info("waiting for %d requests, at most %.0f s", len(state.ongoing), self._settings.shutdown_timeout)
+        while state.ongoing and self._signals < 2 and time.monotonic() < deadline:
+            await asyncio.wait(set(state.ongoing), timeout=0.1)
+        if state.ongoing:
+            _logger.warning("ending %d requests that are still under way", len(state.ongoing))
+            state.stop_requests()
+            await asyncio.wait(set(state.ongoing), timeout=LAST_WRITES_SECONDS)
+
+    def _announce(self, state: ServerState, engine: AsyncEngine) -> None:
+        host, port = self._listener.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        if host in ("0.0.0.0", "::"):
+            shown = "localhost"
+        print(_banner(state, engine, f"http://{shown}:{port}", time.monotonic() - self._began), flush=True)
+
+
+def _make_server(app: object, settings: ServerSettings) -> uvicorn.Server:
+    import uvicorn
+
+    config = uvicorn.Config(
+        app,  # type: ignore[arg-type]
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="info" if settings.access_log else "warning",
+        access_log=settings.access_log,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=LAST_WRITES_SECONDS,
+        backlog=BACKLOG,
+    )
+    return uvicorn.Server(config)
+
+
+def _adopt_template(state: ServerState, engine: AsyncEngine, source: str | None) -> None:
+    from pinnate.text.chat_template import ChatTemplate
+
+    if source is not None:
+        tokenizer = engine.tokenizer
+        state.chat_template = ChatTemplate(
+            source, bos_token=tokenizer.bos_token or "", eos_token=tokenizer.eos_token or ""
+        )
+
+
+async def _end(server: uvicorn.Server, serving: asyncio.Task[None], starting: asyncio.Task[AsyncEngine]) -> None:
+    """Ends HTTP, then the engine, whatever state they are in. Leaves no process, socket or file."""
+    server.should_exit = True
+    starting.cancel()
+    await asyncio.wait((serving, starting))
+    if not starting.cancelled() and starting.exception() is None:
+        await starting.result().close()
+
+
+def _banner(state: ServerState, engine: AsyncEngine, url: str, seconds: float) -> str:
+    """What a person wants to see at start: where it is, how to talk to it, what was chosen."""
+    info, name = engine.info, state.model_names[0]
+    key = "" if state.settings.api_key is None else " -H 'Authorization: Bearer YOUR_KEY'"
+    body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+    steps = ", ".join(f"{step} {duration:.2f}" for step, duration in info.get("startup", {}).items())
+    return "\n".join(
+        (
+            f"Pinnate serves {name} at {url}",
+            f"  model       {info['model']} ({info['family']}, context {info['max_model_len']} tokens)",
+            f"  dtype       {info['dtype']}, {info['executor']} executor, {info['threads']} threads",
+            f"  KV pool     {info['kv_tokens']} tokens ({info['kv_bytes'] / 2**20:.0f} MiB)",
+            f"  started in  {seconds:.2f} s ({steps})",
+            "",
+            f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\",
+            f"    -d '{body}'",
+        )
+    )

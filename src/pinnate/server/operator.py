@@ -1,0 +1,106 @@
+"""The other routes: health, models, metrics, version, start-up facts, cache flush, tokenizing.
+
+Knows: what each shows. Must not know: how requests are generated.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+import pinnate
+from pinnate.core.errors import InvalidRequestError, PinnateError
+from pinnate.server.body import convert, read_json
+from pinnate.server.chat import check_messages, render_and_tokenize
+from pinnate.server.errors import describe, error_response
+from pinnate.server.metrics import CONTENT_TYPE
+from pinnate.server.params import check_model
+from pinnate.server.protocol import DetokenizeRequest, ModelCard, ModelList, TokenizeRequest
+from pinnate.server.state import ServerState
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+class Operator:
+    """The handlers. GET /health is the only one that needs no key; it says ready or not, and nothing else."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    async def health(self, request: Request) -> Response:  # noqa: ARG002
+        """200 when requests are taken; 503 with an error object while it starts, shuts down or has lost its engine."""
+        try:
+            self._state.ready_engine()
+        except PinnateError as error:
+            return error_response(*describe(error))
+        return _json({"status": "ok"})
+
+    async def models(self, request: Request) -> Response:  # noqa: ARG002
+        return _json(ModelList(data=[self._card(name) for name in self._state.model_names]))
+
+    async def model(self, request: Request) -> Response:
+        return _json(self._card(check_model(request.path_params["model"], self._state.model_names)))
+
+    async def metrics(self, request: Request) -> Response:  # noqa: ARG002
+        state = self._state
+        if state.engine is not None:
+            state.metrics.record_stats(state.engine.stats)
+        return Response(state.metrics.text(), media_type=CONTENT_TYPE)
+
+    async def version(self, request: Request) -> Response:  # noqa: ARG002
+        return _json({"version": pinnate.__version__})
+
+    async def server_info(self, request: Request) -> Response:  # noqa: ARG002
+        """What the engine chose at its start and why, and the server's own settings but the key."""
+        engine = self._state.ready_engine()
+        settings = msgspec.to_builtins(self._state.settings)
+        settings["api_key"] = None if self._state.settings.api_key is None else "set"
+        return _json({"version": pinnate.__version__, "engine": engine.info, "server": settings})
+
+    async def flush_cache(self, request: Request) -> Response:  # noqa: ARG002
+        """Empties the prefix cache of all pages that no request holds."""
+        return _json(await self._state.ready_engine().command("flush_cache"))
+
+    async def tokenize(self, request: Request) -> Response:
+        state, engine = self._state, self._state.ready_engine()
+        asked = convert(await read_json(request, state.settings.max_body_bytes), TokenizeRequest)
+        check_model(asked.model, state.model_names)
+        if (asked.prompt is None) == (asked.messages is None):
+            raise InvalidRequestError("one of prompt and messages is needed", param="prompt")
+        if asked.messages is not None:
+            tokens = await render_and_tokenize(
+                state,
+                engine,
+                check_messages(asked.messages),
+                add_generation_prompt=asked.add_generation_prompt,
+                continue_final_message=asked.continue_final_message,
+                variables=asked.chat_template_kwargs,
+                add_special_tokens=bool(asked.add_special_tokens),
+            )
+        else:
+            assert asked.prompt is not None
+            tokens = await engine.tokenize(asked.prompt, asked.add_special_tokens is not False)
+        strings = None
+        if asked.return_token_strs:
+            strings = [engine.tokenizer.token_bytes(token).decode("utf-8", "replace") for token in tokens]
+        return _json(
+            {"tokens": tokens, "count": len(tokens), "max_model_len": engine.max_model_len, "token_strs": strings}
+        )
+
+    async def detokenize(self, request: Request) -> Response:
+        state, engine = self._state, self._state.ready_engine()
+        asked = convert(await read_json(request, state.settings.max_body_bytes), DetokenizeRequest)
+        check_model(asked.model, state.model_names)
+        for token in asked.tokens:
+            if not 0 <= token < engine.vocab_size:
+                raise InvalidRequestError(f"tokens: id {token} is not in the vocabulary", param="tokens")
+        return _json({"prompt": engine.tokenizer.decode(asked.tokens, skip_special_tokens=False)})
+
+    def _card(self, name: str) -> ModelCard:
+        engine = self._state.ready_engine()
+        return ModelCard(id=name, created=self._state.created, max_model_len=engine.max_model_len)

@@ -1,0 +1,141 @@
+"""Plain answers: all outputs of a job gathered, then one JSON object.
+
+Knows: the two answers' shapes. Must not know: HTTP, the engine. `Vocabulary` is what logprobs need of the tokenizer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec import UNSET
+
+from pinnate.core.batch import TokenLogprobs
+from pinnate.server.generation import Job, Output
+from pinnate.server.logprobs import LogprobsWriter, chat_logprobs, prompt_logprobs
+from pinnate.server.protocol import (
+    AnswerMessage,
+    ChatChoice,
+    ChatCompletion,
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    PromptLogprobs,
+    Usage,
+)
+
+if TYPE_CHECKING:
+    from msgspec import UnsetType
+
+
+class Vocabulary(Protocol):
+    """What answers need of the tokenizer."""
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+
+    def is_special(self, token_id: int) -> bool: ...
+
+
+class Choice:
+    """One choice while it grows."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.finish_reason: str | None = None
+        self.stop_reason: str | int | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+
+class Gathered:
+    """Everything a job's choices got. `prompt_scores[p]` are the log-probabilities of prompt p, where asked for."""
+
+    def __init__(self, job: Job) -> None:
+        self._n = job.params.n
+        self.choices = [Choice() for _ in range(job.num_choices)]
+        self.prompt_scores: dict[int, list[TokenLogprobs | None]] = {}
+
+    def add(self, outputs: list[Output]) -> None:
+        for number, delta in outputs:
+            choice = self.choices[number * self._n + delta.index]
+            choice.texts.append(delta.text)
+            choice.token_ids += delta.token_ids
+            choice.logprobs += delta.logprobs or ()
+            if delta.finish_reason is not None:
+                choice.finish_reason, choice.stop_reason = str(delta.finish_reason), delta.stop_reason
+            if delta.prompt_logprobs is not None:
+                self.prompt_scores[number] = delta.prompt_logprobs
+
+
+def completion(job: Job, gathered: Gathered, usage: Usage, vocabulary: Vocabulary) -> Completion:
+    """Choices in the order of their index."""
+    choices = []
+    for index, choice in enumerate(gathered.choices):
+        number = index // job.params.n
+        prompt = job.prompts[number]
+        scores = gathered.prompt_scores.get(number, [])
+        choices.append(
+            CompletionChoice(
+                index=index,
+                text=prompt.text + choice.text if job.echo else choice.text,
+                logprobs=completion_logprobs(job, number, scores, choice, vocabulary),
+                finish_reason=choice.finish_reason,
+                stop_reason=choice.stop_reason,
+                prompt_logprobs=shown_prompt_logprobs(job, scores, vocabulary),
+                prompt_token_ids=prompt.token_ids if job.return_token_ids else UNSET,
+                token_ids=choice.token_ids if job.return_token_ids else UNSET,
+            )
+        )
+    return Completion(id=job.id, created=job.created, model=job.model, choices=choices, usage=usage)
+
+
+def completion_logprobs(
+    job: Job, number: int, scores: list[TokenLogprobs | None], choice: Choice, vocabulary: Vocabulary
+) -> CompletionLogprobs | None:
+    """The prompt's tokens first where it is echoed."""
+    if job.params.logprobs is None:
+        return None
+    writer = logprobs_writer(job, vocabulary)
+    prompt_ids = job.prompts[number].token_ids if job.echo else []
+    return writer.write(
+        [*(scores if job.echo else ()), *choice.logprobs],
+        [*prompt_ids, *choice.token_ids],
+        num_prompt_tokens=len(prompt_ids),
+    )
+
+
+def logprobs_writer(job: Job, vocabulary: Vocabulary) -> LogprobsWriter:
+    skip = job.params.skip_special_tokens
+    return LogprobsWriter(vocabulary.token_bytes, lambda token_id: skip and vocabulary.is_special(token_id))
+
+
+def shown_prompt_logprobs(
+    job: Job, scores: list[TokenLogprobs | None], vocabulary: Vocabulary
+) -> PromptLogprobs | UnsetType:
+    return prompt_logprobs(scores, vocabulary.token_bytes) if job.prompt_logprobs else UNSET
+
+
+def chat_completion(job: Job, gathered: Gathered, usage: Usage, vocabulary: Vocabulary) -> ChatCompletion:
+    choices = [
+        ChatChoice(
+            index=index,
+            message=AnswerMessage(content=choice.text),
+            logprobs=None if job.params.logprobs is None else chat_logprobs(choice.logprobs, vocabulary.token_bytes),
+            finish_reason=choice.finish_reason,
+            stop_reason=choice.stop_reason,
+            token_ids=choice.token_ids if job.return_token_ids else UNSET,
+        )
+        for index, choice in enumerate(gathered.choices)
+    ]
+    return ChatCompletion(
+        id=job.id,
+        created=job.created,
+        model=job.model,
+        choices=choices,
+        usage=usage,
+        prompt_logprobs=shown_prompt_logprobs(job, gathered.prompt_scores.get(0, []), vocabulary),
+        prompt_token_ids=job.prompts[0].token_ids if job.return_token_ids else UNSET,
+    )

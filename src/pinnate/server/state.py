@@ -1,0 +1,62 @@
+"""ServerState: what all routes share.
+
+Knows: the engine, the phase of the server's life, the requests under way. Must not know: HTTP shapes. `lifecycle.py`
+alone changes `engine`, `phase` and `stopping`; handlers read them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import time
+from typing import TYPE_CHECKING
+
+from pinnate.core.errors import EngineDeadError
+from pinnate.server.errors import NotReadyError
+from pinnate.server.metrics import Metrics
+from pinnate.server.settings import ServerSettings, model_names
+
+if TYPE_CHECKING:
+    from pinnate.engine.async_engine import AsyncEngine
+    from pinnate.text.chat_template import ChatTemplate
+
+
+class Phase(enum.StrEnum):
+    STARTING = "starting"
+    SERVING = "serving"
+    SHUTTING_DOWN = "shutting_down"
+
+
+class ServerState:
+    """`ongoing` holds the task of each request under way; `chat_template` replaces the model's own if set."""
+
+    def __init__(self, model: str, settings: ServerSettings) -> None:
+        self.settings = settings
+        self.model_names = model_names(model, settings.served_model_name)
+        self.created = int(time.time())
+        self.phase = Phase.STARTING
+        self.stopping = False  # requests under way are being ended by the server
+        self.engine: AsyncEngine | None = None
+        self.chat_template: ChatTemplate | None = None
+        self.metrics = Metrics()
+        self.ongoing: set[asyncio.Task[None]] = set()
+
+    def ready_engine(self) -> AsyncEngine:
+        """
+        Raises:
+            NotReadyError: the server starts or shuts down.
+            EngineDeadError: the engine's process ended; a restart may be under way.
+        """
+        if self.phase is Phase.SHUTTING_DOWN:
+            raise NotReadyError("the server is shutting down", code=str(self.phase))
+        if self.engine is None:
+            raise NotReadyError("the server is starting, the model is not loaded yet", code=str(Phase.STARTING))
+        if self.engine.state != "ready":
+            raise EngineDeadError(f"the engine is not running (state: {self.engine.state})")
+        return self.engine
+
+    def stop_requests(self) -> None:
+        """Ends every request under way with an error that says so."""
+        self.stopping = True
+        for task in self.ongoing:
+            task.cancel()

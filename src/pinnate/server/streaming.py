@@ -1,0 +1,181 @@
+"""Streamed answers: outputs to chunks to server-sent events.
+
+Knows: the chunks' shapes, SSE framing. Must not know: sockets, the engine. What all chunks of a stream share (id,
+model, ...) is encoded once; each chunk then costs the encoding of its one choice. All chunks of a step are one write.
+
+A stream that ends well ends with one `data: [DONE]`; one that fails ends with one `data: {"error": ...}` and nothing
+after it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import msgspec
+from msgspec import UNSET
+
+from pinnate.core.batch import TokenLogprobs
+from pinnate.server.errors import ErrorObject, error_bytes
+from pinnate.server.generation import Job, Output
+from pinnate.server.logprobs import LogprobsWriter, chat_logprobs
+from pinnate.server.protocol import ChatChunk, ChatChunkChoice, Completion, CompletionChoice, Delta, Usage
+from pinnate.server.replies import Vocabulary, logprobs_writer
+
+DONE = b"data: [DONE]\n\n"
+_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+
+_encode = msgspec.json.encode
+
+
+def event(data: bytes) -> bytes:
+    """One server-sent event. JSON has no raw line ends, so one data line is enough."""
+    return b"data: " + data + b"\n\n"
+
+
+def error_event(error: ErrorObject) -> bytes:
+    return event(error_bytes(error))
+
+
+def stream_headers(request_id: str) -> list[tuple[bytes, bytes]]:
+    return [*_HEADERS, (b"x-request-id", request_id.encode())]
+
+
+class ChunkWriter(Protocol):
+    """Turns what a job's choices got into the bytes of a stream."""
+
+    def write(self, outputs: list[Output]) -> bytes:
+        """The events of one step; empty where there is nothing to show yet."""
+        ...
+
+    def end(self, usage: Usage) -> bytes:
+        """The last events: usage if asked for, and [DONE]."""
+        ...
+
+
+class _Frame:
+    """The part of each chunk around its one choice."""
+
+    def __init__(self, job: Job, template: Any) -> None:
+        before, _, after = _encode(template).partition(b'"choices":[]')
+        self._before = b"data: " + before + b'"choices":['
+        self._after = b"]" + after + b"\n\n"
+        self._n = job.params.n
+
+    def wrap(self, choice: Any) -> bytes:
+        return self._before + _encode(choice) + self._after
+
+    def index(self, number: int, choice: int) -> int:
+        return number * self._n + choice
+
+
+class ChatChunkWriter:
+    """chat.completion.chunk: the role in a choice's first chunk alone, its finish_reason in an empty last one."""
+
+    def __init__(self, job: Job, vocabulary: Vocabulary) -> None:
+        self._job = job
+        self._vocabulary = vocabulary
+        self._chunk = ChatChunk(
+            id=job.id,
+            created=job.created,
+            model=job.model,
+            choices=[],
+            usage=None if job.include_usage else UNSET,  # null on all chunks but the last, as OpenAI sends it
+        )
+        self._frame = _Frame(job, self._chunk)
+        self._started: set[int] = set()
+
+    def write(self, outputs: list[Output]) -> bytes:
+        parts: list[bytes] = []
+        for number, delta in outputs:
+            index = self._frame.index(number, delta.index)
+            if index not in self._started:
+                self._started.add(index)
+                parts.append(self._first(index))
+            shown = delta.logprobs is not None and bool(delta.logprobs)
+            if delta.text or shown or (self._job.return_token_ids and delta.token_ids):
+                parts.append(self._frame.wrap(self._content(index, delta.text, delta.logprobs, delta.token_ids)))
+            if delta.finish_reason is not None:
+                last = ChatChunkChoice(
+                    index=index, delta=Delta(), finish_reason=str(delta.finish_reason), stop_reason=delta.stop_reason
+                )
+                parts.append(self._frame.wrap(last))
+        return b"".join(parts)
+
+    def end(self, usage: Usage) -> bytes:
+        if not self._job.include_usage:
+            return DONE
+        return event(_encode(msgspec.structs.replace(self._chunk, usage=usage))) + DONE
+
+    def _first(self, index: int) -> bytes:
+        choice = ChatChunkChoice(index=index, delta=Delta(role="assistant", content=""))
+        if not self._job.return_token_ids:
+            return self._frame.wrap(choice)
+        prompt_ids = self._job.prompts[0].token_ids
+        return event(_encode(msgspec.structs.replace(self._chunk, choices=[choice], prompt_token_ids=prompt_ids)))
+
+    def _content(
+        self, index: int, text: str, logprobs: list[TokenLogprobs] | None, token_ids: list[int]
+    ) -> ChatChunkChoice:
+        return ChatChunkChoice(
+            index=index,
+            delta=Delta(content=text),
+            logprobs=chat_logprobs(logprobs, self._vocabulary.token_bytes) if logprobs else None,
+            token_ids=token_ids if self._job.return_token_ids else UNSET,
+        )
+
+
+class CompletionChunkWriter:
+    """text_completion chunks. An echoed prompt, with its logprobs, comes in the first chunk of each of its choices."""
+
+    def __init__(self, job: Job, vocabulary: Vocabulary) -> None:
+        self._job = job
+        self._vocabulary = vocabulary
+        self._chunk = Completion(
+            id=job.id, created=job.created, model=job.model, choices=[], usage=None if job.include_usage else UNSET
+        )
+        self._frame = _Frame(job, self._chunk)
+        self._started: set[int] = set()
+        self._logprobs: dict[int, LogprobsWriter] = {}
+        self._prompt_scores: dict[int, list[TokenLogprobs | None]] = {}
+
+    def write(self, outputs: list[Output]) -> bytes:
+        parts: list[bytes] = []
+        for number, delta in outputs:
+            if delta.prompt_logprobs is not None:
+                self._prompt_scores[number] = delta.prompt_logprobs
+            index = self._frame.index(number, delta.index)
+            first = index not in self._started
+            self._started.add(index)
+            choice = CompletionChoice(
+                index=index,
+                text=delta.text,
+                finish_reason=None if delta.finish_reason is None else str(delta.finish_reason),
+                stop_reason=delta.stop_reason,
+                token_ids=delta.token_ids if self._job.return_token_ids else UNSET,
+            )
+            self._add_prompt_and_logprobs(choice, number, first, delta.token_ids, delta.logprobs or [])
+            if first or choice.text or choice.logprobs or choice.finish_reason or choice.token_ids:
+                parts.append(self._frame.wrap(choice))
+        return b"".join(parts)
+
+    def end(self, usage: Usage) -> bytes:
+        if not self._job.include_usage:
+            return DONE
+        return event(_encode(msgspec.structs.replace(self._chunk, usage=usage))) + DONE
+
+    def _add_prompt_and_logprobs(
+        self, choice: CompletionChoice, number: int, first: bool, token_ids: list[int], logprobs: list[TokenLogprobs]
+    ) -> None:
+        prompt = self._job.prompts[number]
+        echoed = first and self._job.echo
+        if echoed:
+            choice.text = prompt.text + choice.text
+        if first and self._job.return_token_ids:
+            choice.prompt_token_ids = prompt.token_ids
+        if self._job.params.logprobs is None:
+            return
+        scored = [*self._prompt_scores[number], *logprobs] if echoed else logprobs
+        ids = [*prompt.token_ids, *token_ids] if echoed else token_ids
+        if scored:
+            writer = self._logprobs.setdefault(choice.index, logprobs_writer(self._job, self._vocabulary))
+            choice.logprobs = writer.write(scored, ids, num_prompt_tokens=len(ids) - len(token_ids))
