@@ -1,0 +1,210 @@
+"""KVCacheManager: the KV memory as the scheduler sees it.
+
+Knows: sequences' page tables, the pool and the prefix tree, and keeps the three consistent. Must not know:
+why a sequence runs, waits or ends, or how many bytes a page has.
+
+Life of a sequence: match (look), adopt (take the cached prefix), then allocate before each step and commit
+after it, fork for further choices, release at the end or on preemption. `Sequence.page_table` is written
+here only; `Sequence.num_computed_tokens` is only read here.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+from pinnate.core.request import Sequence
+from pinnate.kvcache import integrity
+from pinnate.kvcache.page_pool import PagePool
+from pinnate.kvcache.radix_cache import NO_MATCH, Node, PrefixMatch, RadixCache
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """What a sequence holds: its page table, and a lock on the deepest page boundary that it has in the tree."""
+
+    seq: Sequence
+    node: Node | None  # None: prefix caching is off
+
+
+class KVCacheManager:
+    """Gives pages to sequences, shares equal prefixes, and evicts what nobody uses.
+
+    No two sequences ever write slots of the same page: a page that several tables share is copied by whoever
+    writes to it first, and a match that ends inside a cached page gets a copy. The tree may refer to a partly
+    filled page that its owner still writes to, since the tree reads only the slots filled so far.
+    """
+
+    def __init__(self, num_pages: int, page_size: int, *, enable_prefix_caching: bool = True) -> None:
+        self.page_size = page_size
+        self.enable_prefix_caching = enable_prefix_caching
+        self.evicted_pages = 0  # lifetime counter
+        self._pool = PagePool(num_pages)
+        self._tree = RadixCache(self._pool, page_size)
+        self._leases: dict[int, Lease] = {}  # by seq_id
+        self._copies: list[tuple[int, int]] = []  # (source, target), not yet handed to a step
+        self._held: list[int] = []  # sources of copies of the step under way
+
+    @property
+    def num_pages(self) -> int:
+        return self._pool.num_pages
+
+    @property
+    def num_free_pages(self) -> int:
+        return self._pool.num_free
+
+    @property
+    def num_cached_pages(self) -> int:
+        """Pages held by the prefix tree alone: evictable."""
+        return self._pool.num_evictable
+
+    @property
+    def num_available_pages(self) -> int:
+        """Free and evictable pages."""
+        return self._pool.num_available
+
+    def pages_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.page_size)
+
+    def match(self, seq: Sequence, limit: int) -> PrefixMatch:
+        """The longest cached prefix of the sequence's first `limit` tokens. Changes nothing."""
+        if not self.enable_prefix_caching or limit <= 0:
+            return NO_MATCH
+        return self._tree.match_prefix(seq.token_ids, seq.request.cache_salt, limit)
+
+    def num_idle_pages(self, match: PrefixMatch) -> int:
+        """Pages of the match that count as available now and no longer will once it is adopted."""
+        in_use, holds = self._pool.seq_refs, self._pool.holds
+        return sum(1 for page in match.pages if not in_use[page] and not holds[page])
+
+    def adopt(self, seq: Sequence, match: PrefixMatch) -> int:
+        """Starts a sequence that has no pages with a fresh match of its own; returns how many tokens it has now.
+
+        A match that ends inside a page gives it a copy of that page. For one step this takes a page more than
+        the tokens need; where that one is lacking, the tail is left to be computed again.
+        """
+        assert seq.seq_id not in self._leases
+        for page in match.pages:
+            self._pool.add_seq_ref(page)
+        seq.page_table = match.pages[:]
+        whole = len(match.pages) * self.page_size
+        node = None
+        if self.enable_prefix_caching:
+            deepest = match.node or self._tree.root(seq.request.cache_salt)
+            self._tree.touch(deepest)
+            node = self._tree.node_at(deepest, whole)
+            self._tree.lock(node)
+        self._leases[seq.seq_id] = Lease(seq, node)
+        if match.num_tokens == whole:
+            return whole
+        self._pool.hold(match.tail_page)
+        if self._pool.num_available < self.pages_for(seq.num_tokens) - len(match.pages):
+            self._pool.unhold(match.tail_page)
+            return whole
+        self._held.append(match.tail_page)
+        seq.page_table.append(self._take_copy(match.tail_page))
+        return match.num_tokens
+
+    def allocate(self, seq: Sequence, num_tokens: int) -> bool:
+        """Makes the next `num_tokens` positions writable, evicting cached pages as needed.
+
+        False, and nothing changed, if there are not enough pages.
+        """
+        start = seq.num_computed_tokens
+        table = seq.page_table
+        needed = (start + num_tokens - 1) // self.page_size + 1 - len(table)
+        first = start // self.page_size
+        shared = first < len(table) and self._pool.seq_refs[table[first]] > 1
+        if needed + shared == 0:
+            return True
+        if needed + shared > self._pool.num_available:
+            return False
+        if shared:
+            source = table[first]
+            self._pool.hold(source)
+            self._held.append(source)
+            table[first] = self._take_copy(source)
+            self._pool.drop_seq_ref(source)
+        for _ in range(needed):
+            table.append(self._take())
+        return True
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Gives `child` all pages of `parent`, of which it must have the computed tokens. No copy is made yet."""
+        node = self._leases[parent.seq_id].node
+        for page in parent.page_table:
+            self._pool.add_seq_ref(page)
+        child.page_table = parent.page_table[:]
+        if node is not None:
+            self._tree.lock(node)
+        self._leases[child.seq_id] = Lease(child, node)
+
+    def commit(self, seq: Sequence) -> None:
+        """Enters the computed tokens into the tree. Where the tree already has a whole page of the same tokens,
+        the table takes that one (the bytes are equal, see executor.base) and the sequence's own goes."""
+        lease = self._leases[seq.seq_id]
+        if lease.node is None:
+            return
+        computed = seq.num_computed_tokens
+        whole = computed - computed % self.page_size
+        if whole > lease.node.end:
+            lease.node = self._commit_pages(seq, lease.node, whole)
+        if computed > whole:
+            self._tree.insert(lease.node, seq.token_ids, seq.page_table, computed)
+
+    def release(self, seq: Sequence, *, keep: bool = True) -> None:
+        """Takes all pages from a sequence (it ended or was preempted). What it computed stays cached while there
+        is room; `keep=False` forgets what was not committed (its last step did not run to the end)."""
+        if keep:
+            self.commit(seq)
+        lease = self._leases.pop(seq.seq_id)
+        for page in seq.page_table:
+            self._pool.drop_seq_ref(page)
+        seq.page_table = array("i")
+        if lease.node is not None:
+            self._tree.unlock(lease.node)
+
+    def take_copies(self) -> tuple[tuple[int, int], ...]:
+        """The copies to run before the coming step. Their sources stay valid until `end_step`."""
+        copies = tuple(self._copies)
+        self._copies.clear()
+        return copies
+
+    def end_step(self) -> None:
+        """The step's copies have run, or never will."""
+        for page in self._held:
+            self._pool.unhold(page)
+        self._held.clear()
+
+    def flush(self) -> int:
+        """Drops all cached pages that no sequence uses; returns how many."""
+        return self._tree.evict(self.num_pages)
+
+    def check_integrity(self) -> None:
+        """Proves the conservation of pages. Raises IntegrityError with the facts. Time: O(pages + cached tokens)."""
+        holders = [(lease.seq, lease.node) for lease in self._leases.values()]
+        integrity.check(self._pool, self._tree, self.page_size, holders, self._held)
+
+    def _commit_pages(self, seq: Sequence, locked: Node, whole: int) -> Node:
+        first = locked.end // self.page_size
+        node, known = self._tree.insert(locked, seq.token_ids, seq.page_table, whole)
+        for logical, page in enumerate(known, first):
+            own = seq.page_table[logical]
+            if page != own:
+                self._pool.add_seq_ref(page)
+                self._pool.drop_seq_ref(own)
+                seq.page_table[logical] = page
+        target = self._tree.node_at(node, whole)
+        self._tree.move_lock(locked, target)
+        return target
+
+    def _take(self) -> int:
+        if not self._pool.num_free:
+            self.evicted_pages += self._tree.evict(1)
+        return self._pool.take()
+
+    def _take_copy(self, source: int) -> int:
+        """A page that will hold a copy of `source`, which the caller has put on hold."""
+        page = self._take()
+        self._copies.append((source, page))
+        return page

@@ -1,0 +1,103 @@
+"""The two ends of a step: from sequences to the SchedulerOutput, and from a token to whether its sequence ends.
+
+Knows: sampling positions, scores of the prompt, stop conditions. Must not know: pages, queues, other requests.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+from pinnate.core.batch import Sample, ScheduledSequence, SchedulerOutput, TokenLogprobs
+from pinnate.core.messages import TokenOutput
+from pinnate.core.request import FinishReason, Sequence
+from pinnate.scheduler.state import RequestState
+
+
+class StepDraft:
+    """A step while it is put together: what is in it, and the token budget that is left."""
+
+    __slots__ = ("_parts", "budget", "num_preempted", "scheduled")
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.num_preempted = 0
+        self.scheduled: set[int] = set()  # seq_ids
+        self._parts: list[ScheduledSequence] = []
+
+    def add(self, seq: Sequence, state: RequestState, num_tokens: int) -> None:
+        """The next `num_tokens` known tokens of `seq`; draws from the logits of the last one if no more are known."""
+        start = seq.num_computed_tokens
+        end = start + num_tokens
+        tokens = seq.token_ids[start:end]
+        score: array[int] | None = None
+        score_top = 0
+        samples: tuple[Sample, ...] = ()
+        if end == len(seq.token_ids):
+            samples = _samples(seq, state)
+        if state.scores_needed and end > len(state.prompt_scores):
+            score = seq.token_ids[start + 1 : min(end + 1, seq.num_prompt_tokens)]
+            score_top = state.request.sampling.prompt_logprobs or 0
+        self._parts.append(ScheduledSequence(seq.seq_id, start, tokens, seq.page_table, samples, score, score_top))
+        self.scheduled.add(seq.seq_id)
+        self.budget -= num_tokens
+
+    def finish(self, copies: tuple[tuple[int, int], ...]) -> SchedulerOutput | None:
+        return SchedulerOutput(tuple(self._parts), copies) if self._parts else None
+
+
+def _samples(seq: Sequence, state: RequestState) -> tuple[Sample, ...]:
+    request = seq.request
+    params = request.sampling
+    num_prompt = len(request.prompt_token_ids)
+    position = len(seq.token_ids)
+    if params.max_tokens == 0:
+        return ()
+    history = seq.token_ids if params.needs_history else None
+    banned = tuple(sorted(state.stop_tokens)) if position - num_prompt < params.min_tokens else ()
+    indices = state.unforked or (seq.index,)
+    return tuple([Sample(params, request.seed, i, position, history, num_prompt, banned) for i in indices])
+
+
+def check_stop(seq: Sequence, state: RequestState, max_model_len: int) -> FinishReason | None:
+    """Whether the newest token ends the sequence; notes the token that did."""
+    token = seq.token_ids[-1]
+    num_tokens = len(seq.token_ids)
+    num_output = num_tokens - len(seq.request.prompt_token_ids)
+    if token in state.stop_tokens and num_output > seq.request.sampling.min_tokens:
+        seq.stop_token = token
+        return FinishReason.STOP
+    if num_output >= seq.request.max_tokens or num_tokens >= max_model_len:
+        return FinishReason.LENGTH
+    return None
+
+
+def token_output(
+    seq: Sequence, state: RequestState, token_ids: list[int], logprob: TokenLogprobs | None = None
+) -> TokenOutput:
+    """What the sequence's choice got: new tokens, and its end if it came. The first one carries the prompt's scores."""
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    if state.request.sampling.prompt_logprobs is not None and not state.scores_sent and not state.scores_needed:
+        prompt_logprobs = [None, *state.prompt_scores]
+        state.scores_sent = True
+    return TokenOutput(
+        seq.request.request_id,
+        seq.index,
+        token_ids,
+        None if logprob is None else [logprob],
+        seq.finish_reason,
+        seq.stop_token,
+        seq.num_cached_tokens,
+        prompt_logprobs,
+    )
+
+
+def ending_output(seq: Sequence, index: int, reason: FinishReason, error: str | None = None) -> TokenOutput:
+    """The end of a choice that comes without a token."""
+    return TokenOutput(
+        seq.request.request_id,
+        index,
+        [],
+        finish_reason=reason,
+        num_cached_tokens=seq.num_cached_tokens if index == seq.index else 0,
+        error=error,
+    )

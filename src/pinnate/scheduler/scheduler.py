@@ -1,0 +1,348 @@
+"""The Scheduler: continuous batching.
+
+There is no batch that starts and ends together. Every step is put together anew from whatever is at hand:
+
+    schedule()  1. every running sequence that has one token left to compute gets it: it decodes;
+                2. prompts that have begun get their next chunk;
+                3. waiting sequences start, as long as tokens, sequences and pages are left.
+    (the executor runs the step)
+    update()    each sequence has computed what was scheduled; where its last known token was among it, it gets
+                a new one; it may end, and its place is free for the next step.
+
+One token budget bounds a step, so a long prompt is cut into chunks and never holds up the others' next token.
+Decoding and prompt processing are the same thing: a sequence has known tokens, of which the first
+`num_computed_tokens` are computed. Pages are taken step by step. When they run out even after eviction, the
+last running sequence (lowest priority, latest arrival: it has the least to lose and the first never yields) is
+preempted: it gives its pages to the prefix cache and waits at the front to compute what is lost of them again.
+
+Knows: who runs, who waits, and why. Must not know: what a page contains, how a token is computed, text.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable
+from itertools import islice
+
+from pinnate.core.batch import SchedulerOutput, StepResult, TokenLogprobs
+from pinnate.core.errors import InvalidRequestError, QueueFullError
+from pinnate.core.messages import EngineStats, TokenOutput
+from pinnate.core.request import FinishReason, Request, RequestStatus, Sequence
+from pinnate.kvcache.manager import KVCacheManager
+from pinnate.kvcache.radix_cache import PrefixMatch
+from pinnate.scheduler.admission import AdmissionControl, Limits, prefix_is_underway
+from pinnate.scheduler.output import StepDraft, check_stop, ending_output, token_output
+from pinnate.scheduler.policy import POLICIES, QUEUE_WINDOW
+from pinnate.scheduler.state import RequestState
+
+# Fields of EngineStats that are counted here.
+COUNTERS = ("steps", "prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "preemptions")
+
+
+class Scheduler:
+    """Owns all requests and sequences of one engine. Not thread-safe: one loop calls schedule, then update (or fail).
+
+    Between schedule() and update() only add() and abort() may be called.
+    """
+
+    def __init__(
+        self,
+        cache: KVCacheManager,
+        *,
+        policy: str = "fcfs",
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        max_num_queued_reqs: int = 1024,
+    ) -> None:
+        self._cache = cache
+        self._policy = POLICIES[policy]
+        self._limits = Limits(max_num_seqs, max_num_batched_tokens, max_model_len, max_num_queued_reqs)
+        self._admission = AdmissionControl(cache, self._limits)
+        self._states: dict[str, RequestState] = {}  # every live request
+        self._running: list[Sequence] = []  # sorted by _rank: the first to have pages, the last to be preempted
+        self._running_ids: dict[int, Sequence] = {}
+        self._waiting: list[Sequence] = []  # sorted by _place: in order of arrival, preempted ones first
+        self._step_underway = False
+        self._num_requests = 0
+        self._num_sequences = 0
+        self._totals = dict.fromkeys(COUNTERS, 0)
+
+    # ------------------------------------------------------------------ requests come and go
+
+    def add(self, request: Request) -> None:
+        """Queues a request.
+
+        Raises:
+            ContextLengthError: it can never fit the context or the KV memory.
+            QueueFullError: max_num_queued_reqs requests wait already.
+            InvalidRequestError: empty prompt, n above max_num_seqs, or an id that is in use.
+        """
+        if request.request_id in self._states:
+            raise InvalidRequestError(f"request id {request.request_id!r} is in use", param="request_id")
+        self._admission.refuse_impossible(request)
+        if len(self._waiting) >= self._limits.max_num_queued_reqs:
+            raise QueueFullError(f"{len(self._waiting)} requests are waiting already; try again later")
+        self._num_requests += 1
+        state = RequestState.of(request, self._num_requests)
+        self._states[request.request_id] = state
+        seq = self._new_sequence(state, 0)
+        seq.token_ids.extend(request.prompt_token_ids)
+        insort(self._waiting, seq, key=self._place)
+
+    def abort(self, request_ids: Iterable[str], index: int | None = None) -> list[TokenOutput]:
+        """Ends requests, or one choice of each, wherever they are. Unknown ids and ended choices are ignored."""
+        outputs = []
+        for request_id in request_ids:
+            state = self._states.get(request_id)
+            if state is not None:
+                outputs += self._end_choices(state, index, FinishReason.ABORT)
+        return outputs
+
+    def has_work(self) -> bool:
+        return bool(self._running or self._waiting)
+
+    # ------------------------------------------------------------------ the next step
+
+    def schedule(self) -> SchedulerOutput | None:
+        """Chooses what the next step computes. None: nothing to do."""
+        step = StepDraft(self._limits.max_num_batched_tokens)
+        decoding: list[Sequence] = []
+        in_prompt: list[Sequence] = []
+        for seq in self._running:
+            one_left = len(seq.token_ids) - seq.num_computed_tokens == 1
+            (decoding if one_left else in_prompt).append(seq)
+        for seq in decoding:
+            self._continue(step, seq)
+        for seq in in_prompt:
+            self._continue(step, seq)
+        if not step.num_preempted:
+            self._admit(step)
+            self._admission.on_smooth_step()
+        output = step.finish(self._cache.take_copies())
+        self._step_underway = output is not None
+        return output
+
+    def _continue(self, step: StepDraft, seq: Sequence) -> None:
+        """Schedules the next tokens of a running sequence, at the cost of later ones if pages run out."""
+        num_tokens = min(step.budget, len(seq.token_ids) - seq.num_computed_tokens)
+        if num_tokens == 0 or seq.status is not RequestStatus.RUNNING:
+            return
+        while not self._cache.allocate(seq, num_tokens):
+            victim = next(s for s in reversed(self._running) if s.seq_id not in step.scheduled)
+            self._preempt(victim)
+            step.num_preempted += 1
+            if victim is seq:
+                return
+        step.add(seq, self._states[seq.request.request_id], num_tokens)
+
+    def _preempt(self, seq: Sequence) -> None:
+        self._stop_running(seq)
+        self._cache.release(seq)
+        seq.num_computed_tokens = 0
+        seq.num_preemptions += 1
+        seq.status = RequestStatus.PREEMPTED
+        insort(self._waiting, seq, key=self._place)
+        self._totals["preemptions"] += 1
+        self._admission.on_preemption()
+
+    def _admit(self, step: StepDraft) -> None:
+        """Starts waiting sequences in the policy's order, up to the first for which there is no room.
+
+        One whose prefix a running sequence is just computing waits for that, and lets others pass.
+        """
+        if not self._waiting or not step.budget:
+            return
+        free_seqs = self._limits.max_num_seqs - sum(self._num_choices(seq) for seq in self._running)
+        reserved = sum(self._admission.demand(seq, self._num_choices(seq)) for seq in self._running)
+        for seq in list(islice(self._policy(self._waiting, self), QUEUE_WINDOW)):
+            state = self._states[seq.request.request_id]
+            if not step.budget or state.num_choices > free_seqs:
+                return
+            limit = state.match_limit(seq)
+            match = self._cache.match(seq, limit)
+            if self._cache.enable_prefix_caching and prefix_is_underway(
+                seq, limit, match, self._running, worth=self._cache.page_size
+            ):
+                continue
+            # If nothing runs, the first one starts: it was refused at the door unless it fits alone.
+            if self._running and not self._admission.has_room(seq, state.num_choices, match, reserved):
+                return
+            self._start(step, seq, state, match)
+            free_seqs -= state.num_choices
+            reserved += self._admission.demand(seq, state.num_choices)
+
+    def _start(self, step: StepDraft, seq: Sequence, state: RequestState, match: PrefixMatch) -> None:
+        place = self._waiting.index(seq)
+        for earlier in self._waiting[:place]:
+            self._states[earlier.request.request_id].overtaken += 1
+        del self._waiting[place]
+        seq.num_computed_tokens = self._cache.adopt(seq, match)
+        if not state.admitted:
+            state.admitted = True
+            seq.num_cached_tokens = seq.num_computed_tokens
+            self._totals["prompt_tokens"] += seq.num_prompt_tokens
+            if self._cache.enable_prefix_caching and not state.scores_needed:
+                self._totals["prefix_cache_queries"] += seq.num_prompt_tokens
+            self._totals["prefix_cache_hits"] += seq.num_cached_tokens
+        self._start_running(seq)
+        self._continue(step, seq)
+
+    # ------------------------------------------------------------------ its results
+
+    def update(self, output: SchedulerOutput, result: StepResult) -> list[TokenOutput]:
+        """Takes in the results of the step that schedule() returned; returns what each choice got."""
+        self._end_step()
+        outputs: list[TokenOutput] = []
+        drawn = 0
+        for part in output.sequences:
+            first, drawn = drawn, drawn + len(part.samples)
+            seq = self._running_ids.get(part.seq_id)
+            if seq is None:
+                continue  # aborted while the step ran
+            state = self._states[seq.request.request_id]
+            seq.num_computed_tokens = part.start + len(part.token_ids)
+            if part.score is not None:
+                state.prompt_scores[part.start : part.start + len(part.score)] = result.scores[part.seq_id]
+            if len(part.token_ids) > 1 or seq.num_computed_tokens % self._cache.page_size == 0:
+                self._cache.commit(seq)
+            if not part.samples:
+                if seq.num_computed_tokens == len(seq.token_ids):  # max_tokens is 0
+                    outputs += self._end_scoring(seq, state)
+                continue
+            choices = self._fork(seq, state) if state.unforked else {seq.index: seq}
+            for i, sample in enumerate(part.samples, first):
+                if sample.index in choices:
+                    token, logprob = result.token_ids[i], result.logprobs[i]
+                    outputs.append(self._append(choices[sample.index], state, token, logprob))
+        return outputs
+
+    def fail(self, output: SchedulerOutput, message: str) -> list[TokenOutput]:
+        """The step went wrong: its requests end with an error, the others go on."""
+        outputs: list[TokenOutput] = []
+        for part in output.sequences:
+            seq = self._running_ids.get(part.seq_id)
+            if seq is not None:
+                state = self._states[seq.request.request_id]
+                outputs += self._end_choices(state, None, FinishReason.ERROR, message)
+        self._end_step()
+        return outputs
+
+    def _append(self, seq: Sequence, state: RequestState, token: int, logprob: TokenLogprobs | None) -> TokenOutput:
+        seq.token_ids.append(token)
+        self._totals["generation_tokens"] += 1
+        reason = check_stop(seq, state, self._limits.max_model_len)
+        if reason is not None:
+            self._end(seq, state, reason)
+        return token_output(seq, state, [token], logprob)
+
+    def _fork(self, leader: Sequence, state: RequestState) -> dict[int, Sequence]:
+        """The prompt is computed: from here on each choice has a sequence of its own, all on the same pages."""
+        choices = {leader.index: leader}
+        for index in state.unforked[1:]:
+            child = self._new_sequence(state, index)
+            child.token_ids.extend(leader.token_ids)
+            child.num_computed_tokens = leader.num_computed_tokens
+            self._cache.fork(leader, child)
+            self._start_running(child)
+            choices[index] = child
+        state.unforked = []
+        return choices
+
+    # ------------------------------------------------------------------ ends
+
+    def _end_scoring(self, seq: Sequence, state: RequestState) -> list[TokenOutput]:
+        others = state.unforked[1:]
+        self._end(seq, state, FinishReason.LENGTH)
+        first = token_output(seq, state, [])
+        return [first, *(ending_output(seq, index, FinishReason.LENGTH) for index in others)]
+
+    def _end_choices(
+        self, state: RequestState, index: int | None, reason: FinishReason, error: str | None = None
+    ) -> list[TokenOutput]:
+        """Ends all choices, or the one given."""
+        outputs = []
+        for seq in list(state.sequences):
+            standing_for = state.unforked or [seq.index]
+            ended = [i for i in standing_for if index is None or i == index]
+            outputs += [ending_output(seq, i, reason, error) for i in ended]
+            if len(ended) == len(standing_for):
+                self._end(seq, state, reason)
+            elif ended:
+                state.unforked = [i for i in standing_for if i not in ended]
+                seq.index = state.unforked[0]
+        return outputs
+
+    def _end(self, seq: Sequence, state: RequestState, reason: FinishReason) -> None:
+        if seq.status is RequestStatus.RUNNING:
+            self._stop_running(seq)
+            # While a step is under way its copies may not have run: what is not in the tree yet is forgotten.
+            self._cache.release(seq, keep=not self._step_underway)
+        else:
+            self._waiting.remove(seq)
+        seq.status = RequestStatus.FINISHED
+        seq.finish_reason = reason
+        state.sequences.remove(seq)
+        if not state.sequences:
+            del self._states[state.request.request_id]
+
+    def _end_step(self) -> None:
+        self._step_underway = False
+        self._cache.end_step()
+        self._totals["steps"] += 1
+
+    # ------------------------------------------------------------------ books
+
+    def _new_sequence(self, state: RequestState, index: int) -> Sequence:
+        self._num_sequences += 1
+        seq = Sequence(self._num_sequences, state.request, index)
+        state.sequences.append(seq)
+        return seq
+
+    def _start_running(self, seq: Sequence) -> None:
+        seq.status = RequestStatus.RUNNING
+        self._running_ids[seq.seq_id] = seq
+        insort(self._running, seq, key=self._rank)
+
+    def _stop_running(self, seq: Sequence) -> None:
+        del self._running_ids[seq.seq_id]
+        self._running.remove(seq)
+
+    def _rank(self, seq: Sequence) -> tuple[int, int, int]:
+        return seq.request.priority, self._states[seq.request.request_id].number, seq.index
+
+    def _place(self, seq: Sequence) -> tuple[int, bool, int, int]:
+        priority, number, index = self._rank(seq)
+        return priority, seq.status is not RequestStatus.PREEMPTED, number, index
+
+    def _num_choices(self, seq: Sequence) -> int:
+        return self._states[seq.request.request_id].num_choices
+
+    def cached_tokens(self, seq: Sequence) -> int:
+        """For policies: how many tokens of a waiting sequence are cached."""
+        return self._cache.match(seq, self._states[seq.request.request_id].match_limit(seq)).num_tokens
+
+    def times_overtaken(self, seq: Sequence) -> int:
+        """For policies: how many later sequences started before this waiting one."""
+        return self._states[seq.request.request_id].overtaken
+
+    def flush_cache(self) -> int:
+        """Drops every cached page that no sequence uses; returns how many."""
+        return self._cache.flush()
+
+    def check_integrity(self) -> None:
+        """Raises IntegrityError if the KV memory's books do not balance."""
+        self._cache.check_integrity()
+
+    def stats(self) -> EngineStats:
+        """The gauges and counters that the scheduler and the cache know; the others have their defaults."""
+        return EngineStats(
+            num_running=len(self._running),
+            num_waiting=len(self._waiting),
+            num_pages=self._cache.num_pages,
+            num_free_pages=self._cache.num_free_pages,
+            num_cached_pages=self._cache.num_cached_pages,
+            evicted_pages=self._cache.evicted_pages,
+            new_token_ratio=self._admission.new_token_ratio,
+            **self._totals,
+        )

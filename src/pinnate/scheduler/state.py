@@ -1,0 +1,52 @@
+"""RequestState: what the scheduler remembers about one request while it lives.
+
+Knows: the request's choices, their sequences, its scored prompt. Must not know: pages, other requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pinnate.core.batch import TokenLogprobs
+from pinnate.core.request import Request, Sequence
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """`number` is the order of arrival. Until the prompt is computed one sequence stands for all choices of
+    `unforked` (and has the index of the first); then each choice has its own and `unforked` is empty.
+    `prompt_scores[i]` belongs to prompt token i + 1."""
+
+    request: Request
+    number: int
+    stop_tokens: frozenset[int]
+    unforked: list[int]
+    sequences: list[Sequence] = field(default_factory=list)
+    prompt_scores: list[TokenLogprobs] = field(default_factory=list)
+    scores_sent: bool = False
+    admitted: bool = False
+    overtaken: int = 0  # how many later requests were admitted first
+
+    @classmethod
+    def of(cls, request: Request, number: int) -> RequestState:
+        params = request.sampling
+        eos = () if params.ignore_eos else request.eos_token_ids
+        return cls(request, number, frozenset((*eos, *params.stop_token_ids)), list(range(params.n)))
+
+    @property
+    def num_choices(self) -> int:
+        """How many sequences each of this request's sequences counts for."""
+        return len(self.unforked) or 1
+
+    @property
+    def scores_needed(self) -> bool:
+        return (
+            self.request.sampling.prompt_logprobs is not None
+            and len(self.prompt_scores) < len(self.request.prompt_token_ids) - 1
+        )
+
+    def match_limit(self, seq: Sequence) -> int:
+        """How many tokens may come from the cache: not the last one, whose logits are needed, and none whose
+        logits have yet to score the prompt."""
+        limit = seq.num_tokens - 1
+        return min(limit, len(self.prompt_scores)) if self.scores_needed else limit
