@@ -62,8 +62,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequestError(
                 f"n is {params.n}, at most {self.max_num_seqs} sequences run at once (--max-num-seqs)", param="n"
             )
-        if params.max_tokens == 0:
-            raise InvalidRequestError("max_tokens must be at least 1, got 0", param="max_tokens")
+        if params.max_tokens == 0 and params.prompt_logprobs is None:
+            raise InvalidRequestError("max_tokens 0 makes sense with prompt_logprobs only", param="max_tokens")
         wanted = 1 if params.max_tokens is None else params.max_tokens
         self._check_context(len(prompt), wanted)
         if not self._fits_pool(len(prompt), wanted, params.n):
@@ -87,10 +87,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     def _check_context(self, num_prompt_tokens: int, wanted: int) -> None:
         limit = self.max_model_len
-        if num_prompt_tokens >= limit:
+        if num_prompt_tokens + min(wanted, 1) > limit:
             raise ContextLengthError(
-                f"the context is {limit} tokens, the prompt alone has {num_prompt_tokens}; "
-                "at least one must be left for the output",
+                f"the context is {limit} tokens, output included; the prompt alone has {num_prompt_tokens}",
                 param="prompt",
             )
         if num_prompt_tokens + wanted > limit:
@@ -115,7 +114,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     def _worst_pages(self, num_prompt_tokens: int, max_tokens: int, n: int) -> int:
         """Pages at the end of all choices. Whole prompt pages are shared; the last output token keeps no KV."""
         shared, rest = divmod(num_prompt_tokens, self.page_size)
-        return shared + n * -(-(rest + max_tokens - 1) // self.page_size)
+        return shared + n * -(-(rest + max(max_tokens, 1) - 1) // self.page_size)
 
 
 class Admission:

@@ -139,7 +139,8 @@ def build_engine(config: EngineConfig, inbox: Inbox, outbox: Outbox) -> tuple[En
         max_num_seqs=spec.max_num_seqs,
         max_num_batched_tokens=spec.max_num_batched_tokens,
         max_model_len=spec.max_model_len,
-        max_num_queued_reqs=config.max_num_queued_reqs,
+        # The facades keep the queue's limit; here it also covers sequences that lack memory to run.
+        max_num_queued_reqs=config.max_num_seqs + config.max_num_queued_reqs,
     )
     core = EngineCore(scheduler, executor, inbox, outbox, check_integrity=config.check_integrity)
     info = _info(config, model, plan, executor)

@@ -48,7 +48,6 @@ class EngineCore:
         self._outbox = outbox
         self._check_integrity = check_integrity
         self._idle = True  # nothing to run until another message comes
-        self._steps = 0
         self._failures = 0  # failed steps in a row
         self._execute_seconds = 0.0
         self._step_seconds = 0.0
@@ -74,7 +73,6 @@ class EngineCore:
         batch = self._scheduler.schedule()
         self._idle = batch is None
         if batch is not None:
-            self._steps += 1
             outputs += self._run(batch)
         if self._check_integrity:
             self._scheduler.check_integrity()
@@ -86,7 +84,6 @@ class EngineCore:
     def stats(self) -> EngineStats:
         return msgspec.structs.replace(
             self._scheduler.stats(),
-            steps=self._steps,
             execute_seconds=self._execute_seconds,
             step_seconds=self._step_seconds,
         )
@@ -100,7 +97,7 @@ class EngineCore:
             result = self._executor.execute(batch)
         except Exception as error:
             self._failures += 1
-            log.exception("step %d failed (%d in a row); its requests end", self._steps, self._failures)
+            log.exception("a step failed (%d in a row); its requests end", self._failures)
             return self._scheduler.fail(batch, f"{type(error).__name__}: {error}")
         finally:
             self._execute_seconds += perf_counter() - started

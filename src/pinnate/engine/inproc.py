@@ -8,25 +8,7 @@ from __future__ import annotations
 from pinnate.core.config import EngineConfig
 from pinnate.core.messages import FromEngine, ToEngine
 from pinnate.engine.build import build_engine
-
-
-class Mailbox:
-    """Inbox and outbox of a core that runs in the caller's thread: two lists, no waiting."""
-
-    def __init__(self) -> None:
-        self.inbox: list[ToEngine] = []
-        self.outbox: list[FromEngine] = []
-
-    def receive(self, wait: bool) -> list[ToEngine]:  # noqa: ARG002 (nobody else could send while this thread waits)
-        messages, self.inbox = self.inbox, []
-        return messages
-
-    def send(self, message: FromEngine) -> None:
-        self.outbox.append(message)
-
-    def collect(self) -> list[FromEngine]:
-        messages, self.outbox = self.outbox, []
-        return messages
+from pinnate.engine.mailbox import Mailbox
 
 
 class InprocClient:

@@ -194,8 +194,8 @@ class _Run:
                     if isinstance(message, StepOutputs):
                         yield from (done for output in message.outputs if (done := self._take(output)) is not None)
         finally:
-            if self._open:
-                self._client.send(Abort(list(self._open)))
+            self._client.send(Abort(list(self._open)))
+            while not self._client.core.is_idle:
                 self._client.step()
 
     def result(self, request: Request, text: str | None) -> RequestOutput:

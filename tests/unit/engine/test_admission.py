@@ -37,7 +37,7 @@ def test_from_info_takes_what_it_needs() -> None:
         ([1], {"logit_bias": {50: 1.0}}, "logit_bias", "token id 50"),
         ([1], {"stop_token_ids": (-2,)}, "stop_token_ids", "token id -2"),
         ([1], {"n": 5}, "n", "n is 5, at most 4"),
-        ([1], {"max_tokens": 0}, "max_tokens", "at least 1"),
+        ([1], {"max_tokens": 0}, "max_tokens", "prompt_logprobs only"),
     ],
 )
 def test_invalid(prompt: list[int], params: dict[str, object], param: str, text: str) -> None:
@@ -47,11 +47,19 @@ def test_invalid(prompt: list[int], params: dict[str, object], param: str, text:
 
 
 def test_prompt_longer_than_the_context() -> None:
-    with pytest.raises(ContextLengthError, match="the context is 100 tokens, the prompt alone has 140") as caught:
+    with pytest.raises(
+        ContextLengthError, match="the context is 100 tokens, output included; the prompt alone has 140"
+    ) as caught:
         limits().check([1] * 140, SamplingParams())
     assert caught.value.param == "prompt"
     with pytest.raises(ContextLengthError, match="the prompt alone has 100"):
         limits().check([1] * 100, SamplingParams(max_tokens=5))
+
+
+def test_scoring_needs_no_room_for_output() -> None:
+    limits(num_pages=7).check([1] * 100, SamplingParams(max_tokens=0, prompt_logprobs=0))
+    with pytest.raises(ContextLengthError, match="the prompt alone has 101"):
+        limits(num_pages=7).check([1] * 101, SamplingParams(max_tokens=0, prompt_logprobs=0))
 
 
 def test_prompt_and_output_longer_than_the_context() -> None:

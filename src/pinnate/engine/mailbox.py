@@ -1,0 +1,27 @@
+"""Mailbox: a core's inbox and outbox where core and caller share one thread.
+
+Knows: two lists. Must not know: what a message means.
+"""
+
+from __future__ import annotations
+
+from pinnate.core.messages import FromEngine, ToEngine
+
+
+class Mailbox:
+    """The caller fills `inbox` and empties the outbox by `collect`, between steps."""
+
+    def __init__(self) -> None:
+        self.inbox: list[ToEngine] = []
+        self.outbox: list[FromEngine] = []
+
+    def receive(self, wait: bool) -> list[ToEngine]:  # noqa: ARG002 (nobody else could send while this thread waits)
+        messages, self.inbox = self.inbox, []
+        return messages
+
+    def send(self, message: FromEngine) -> None:
+        self.outbox.append(message)
+
+    def collect(self) -> list[FromEngine]:
+        messages, self.outbox = self.outbox, []
+        return messages
