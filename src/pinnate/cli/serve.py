@@ -1,0 +1,66 @@
+"""`pinnate serve`: from flags to a running server.
+
+Knows: the flags of the HTTP side. Must not know: how a server runs (server/lifecycle.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from pinnate.cli.arguments import (
+    add_engine_arguments,
+    add_flag,
+    add_model_arguments,
+    engine_config,
+    is_hub_name,
+    model_of,
+)
+from pinnate.core.config import read_environment
+from pinnate.server.settings import ServerSettings
+
+_LOG_LEVELS = ("debug", "info", "warning", "error")
+_SETTINGS = ("host", "port", "api_key", "chat_template", "shutdown_timeout", "access_log", "log_level")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    group = parser.add_argument_group("server")
+    add_flag(group, "--host", metavar="ADDRESS", help="address to listen on (default: 127.0.0.1)")
+    add_flag(group, "--port", type=int, metavar="N", help="default: 8000; 0 takes a free one")
+    add_flag(
+        group, "--served-model-name", aliases=["--alias"], nargs="+", metavar="NAME",
+        help="what requests call the model; several are allowed",
+    )  # fmt: skip
+    add_flag(group, "--api-key", metavar="KEY", help="required of clients (better: PINNATE_API_KEY, unseen by ps)")
+    add_flag(group, "--chat-template", metavar="FILE", help="Jinja file instead of the model's own template")
+    add_flag(
+        group, "--shutdown-timeout", type=float, metavar="SECONDS",
+        help="how long running requests may go on after SIGTERM",
+    )  # fmt: skip
+    add_flag(group, "--access-log", action="store_const", const=True, help="log every HTTP request")
+    add_flag(group, "--log-level", choices=_LOG_LEVELS, help="default: info, or PINNATE_LOG_LEVEL")
+    add_engine_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    settings = server_settings(args)
+    config = engine_config(args)
+    from pinnate.server.lifecycle import serve
+
+    return serve(config, settings)
+
+
+def server_settings(args: argparse.Namespace) -> ServerSettings:
+    """
+    Raises:
+        ConfigError: a value is out of range, or two models are named.
+    """
+    environment = read_environment()
+    settings: dict[str, Any] = {"log_level": environment.log_level, "api_key": environment.api_key}
+    settings |= {name: getattr(args, name) for name in _SETTINGS if hasattr(args, name)}
+    names = tuple(getattr(args, "served_model_name", ()))
+    model = model_of(args)
+    if not names and model is not None and is_hub_name(model):
+        names = (model,)  # the folder in the hub's cache is named after a commit
+    return ServerSettings(served_model_name=names, **settings)
