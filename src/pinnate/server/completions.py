@@ -39,11 +39,10 @@ async def prepare(state: ServerState, engine: AsyncEngine, fields: dict[str, Any
     model = check_model(request.model, state.model_names)
     scored = _scored_alternatives(request)
     check_max_tokens(request.max_tokens, name="max_tokens", may_be_zero=request.echo or scored is not None)
-    scoring_only = request.max_tokens == 0
     # Checked before the prompt is tokenised: a refusal must be cheap.
     params = sampling_params(
         request,
-        max_tokens=1 if scoring_only else request.max_tokens,
+        max_tokens=request.max_tokens,
         logprobs=request.logprobs,
         prompt_logprobs=scored,
     )
@@ -68,7 +67,6 @@ async def prepare(state: ServerState, engine: AsyncEngine, fields: dict[str, Any
         cache_salt=salt,
         priority=priority,
         echo=request.echo,
-        scoring_only=scoring_only,
         prompt_logprobs=request.prompt_logprobs is not None,
         return_token_ids=request.return_token_ids,
     )
@@ -81,6 +79,8 @@ def _scored_alternatives(request: CompletionRequest) -> int | None:
         raise InvalidRequestError("prompt_logprobs is not available with stream: true", param="prompt_logprobs")
     if asked is not None and echoed is not None and asked != echoed:
         raise InvalidRequestError("prompt_logprobs must equal logprobs where echo is true", param="prompt_logprobs")
+    if request.echo and request.max_tokens == 0:
+        echoed = echoed or 0  # an echo and nothing else: the engine takes a request without output for scoring alone
     return echoed if asked is None else asked
 
 

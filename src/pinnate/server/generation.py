@@ -6,7 +6,6 @@ Knows: the engine's streams, usage, times. Must not know: the shape of answers (
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Coroutine
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from starlette.types import Receive
 
-from pinnate.core.request import FinishReason
 from pinnate.core.sampling import SamplingParams
 from pinnate.server.protocol import PromptTokensDetails, Usage
 from pinnate.server.state import ServerState
@@ -38,7 +36,6 @@ class Prompt:
 class Job:
     """One checked request. Choice `k` of prompt `p` has the index `p * params.n + k`.
 
-    `scoring_only` (max_tokens 0): one token is generated, because the engine ends a request by a token, and dropped.
     `prompt_logprobs`: show them as a field of their own; an echo shows them with the text.
     """
 
@@ -51,7 +48,6 @@ class Job:
     cache_salt: str = ""
     priority: int = 0
     echo: bool = False
-    scoring_only: bool = False
     prompt_logprobs: bool = False
     return_token_ids: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
@@ -102,7 +98,7 @@ async def merge(streams: list[RequestStream], job: Job) -> AsyncGenerator[list[O
     """
     if job.num_choices == 1:
         async for delta in streams[0]:
-            yield [(0, _without_output(delta) if job.scoring_only else delta)]
+            yield [(0, delta)]
         return
     ready: deque[Output] = deque()
     wake = asyncio.Event()
@@ -110,7 +106,7 @@ async def merge(streams: list[RequestStream], job: Job) -> AsyncGenerator[list[O
     async def pump(number: int, stream: RequestStream) -> None:
         try:
             async for delta in stream:
-                ready.append((number, _without_output(delta) if job.scoring_only else delta))
+                ready.append((number, delta))
                 wake.set()
         finally:
             wake.set()
@@ -134,17 +130,6 @@ async def merge(streams: list[RequestStream], job: Job) -> AsyncGenerator[list[O
     finally:
         for task in pumps:
             task.cancel()
-
-
-def _without_output(delta: OutputDelta) -> OutputDelta:
-    return dataclasses.replace(
-        delta,
-        text="",
-        token_ids=[],
-        logprobs=None if delta.logprobs is None else [],
-        finish_reason=FinishReason.LENGTH if delta.finish_reason else None,
-        stop_reason=None,
-    )
 
 
 class Tally:

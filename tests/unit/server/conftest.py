@@ -36,10 +36,10 @@ class ByteTokenizer:
     vocab_size = VOCAB
     bos_token = eos_token = ""
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:  # noqa: ARG002
         return list(text.encode())
 
-    def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
+    def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:  # noqa: ARG002
         return bytes(ids).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:

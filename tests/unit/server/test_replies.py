@@ -90,7 +90,7 @@ async def test_chat_logprobs_without_alternatives(client: Client) -> None:
 async def test_scoring_echoes_and_generates_nothing(client: Client) -> None:
     client.engine.script = lambda *_: [
         OutputDelta(
-            0, "x", [120], logprobs=[score(120)], finish_reason=FinishReason.LENGTH,
+            0, "", [], logprobs=[], finish_reason=FinishReason.LENGTH,
             prompt_logprobs=[None, score(0xC4, -1.0), score(0x8F, -2.0), score(105, -3.0)],
         )
     ]  # fmt: skip
@@ -103,7 +103,9 @@ async def test_scoring_echoes_and_generates_nothing(client: Client) -> None:
         assert choice["logprobs"]["token_logprobs"] == [None, -1.0, -2.0, -3.0]
         assert choice["logprobs"]["text_offset"] == [0, 1, 2, 2]
         assert body["usage"]["completion_tokens"] == 0
-    assert client.engine.submitted[0].params.max_tokens == 1
+    assert client.engine.submitted[0].params.max_tokens == 0
+    assert (await client.complete(echo=True, max_tokens=0)).json["choices"][0]["text"] == "hi"
+    assert client.engine.submitted[2].params.prompt_logprobs == 0
 
 
 async def test_hidden_special_tokens_take_no_room_in_the_text(client: Client) -> None:
@@ -130,7 +132,8 @@ async def test_prompt_logprobs(client: Client) -> None:
     ]
     assert (await client.complete(prompt_logprobs=1)).json["choices"][0]["prompt_logprobs"] == shown
     assert (await client.chat(prompt_logprobs=1)).json["prompt_logprobs"] == shown
-    assert (await client.complete(prompt_logprobs=1, max_tokens=0)).json["choices"][0]["text"] == ""
+    assert (await client.complete(prompt_logprobs=1, max_tokens=0)).status == 200
+    assert client.engine.submitted[2].params.max_tokens == 0
 
 
 async def test_token_ids_on_request(client: Client) -> None:
