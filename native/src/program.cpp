@@ -1,0 +1,193 @@
+// Building a program: memory, weights, and the proof that every instruction stays inside the arena and names things that exist.
+#include "program.h"
+
+#include <algorithm>
+#include <limits>
+#include <new>
+#include <stdexcept>
+
+#include <sys/mman.h>
+
+namespace pinnate {
+namespace {
+
+void require(bool ok, const char* what) {
+  if (!ok) throw std::invalid_argument(std::string("program: ") + what);
+}
+
+template <class T>
+bool has(const std::vector<T>& things, int id) {
+  return id >= 0 && static_cast<size_t>(id) < things.size();
+}
+
+}  // namespace
+
+LazyMemory::LazyMemory(size_t bytes, bool huge_pages) : bytes_(bytes) {
+  if (bytes == 0) return;
+  void* p = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (p == MAP_FAILED) throw std::bad_alloc();
+  if (huge_pages) ::madvise(p, bytes, MADV_HUGEPAGE);  // a hint: failure costs speed only
+  data_ = static_cast<unsigned char*>(p);
+}
+
+LazyMemory::~LazyMemory() {
+  if (data_ != nullptr) ::munmap(data_, bytes_);
+}
+
+Program::Program(const std::string& isa, int threads, ProgramSpec spec)
+    : kernels_(select_kernels(isa.c_str())), pool_(threads), spec_(std::move(spec)) {
+  require(spec_.page_size >= 16 && spec_.page_size % 16 == 0, "page_size must be a multiple of 16");
+  require(spec_.num_pages >= 1 && spec_.max_tokens >= 1 && spec_.block_rows >= 1, "sizes must be at least 1");
+  require((int64_t{spec_.num_pages} + 1) * spec_.page_size <= std::numeric_limits<int32_t>::max(),
+          "num_pages * page_size must fit 31 bits");
+  for (const auto& [heads, dim] : spec_.kv_layers) {
+    require(heads >= 1 && dim >= 2 && dim % 2 == 0, "head_dim must be even, num_kv_heads at least 1");
+    const KVLayout layout{spec_.page_size, heads, dim, spec_.act};
+    const size_t page_bytes = kernels_.kv_page_bytes(layout);
+    kv_.push_back({layout, page_bytes, LazyMemory(page_bytes * (static_cast<size_t>(spec_.num_pages) + 1), false)});
+  }
+  attention_scratch_.resize(static_cast<size_t>(threads));
+  limits_ = {spec_.max_tokens, std::numeric_limits<int32_t>::max(), 0, 0, spec_.page_size, spec_.num_pages};
+}
+
+int Program::add_weight(const std::vector<SourceMatrix>& sources, bool swiglu) {
+  weights_.push_back(pack(kernels_, pool_, sources.data(), static_cast<int>(sources.size()), spec_.act, swiglu));
+  return static_cast<int>(weights_.size()) - 1;
+}
+
+int Program::add_vector(const float* data, int64_t count) {
+  vectors_.emplace_back(data, data + count);
+  return static_cast<int>(vectors_.size()) - 1;
+}
+
+int Program::add_rope_table(const float* cos, const float* sin, int64_t positions, int64_t pairs) {
+  const int64_t count = positions * pairs;
+  tables_.push_back({{cos, cos + count}, {sin, sin + count}, positions, pairs});
+  return static_cast<int>(tables_.size()) - 1;
+}
+
+int64_t Program::weight_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& w : weights_) bytes += w.weight.panels * w.weight.panel_bytes;
+  for (const auto& v : vectors_) bytes += static_cast<int64_t>(v.size() * sizeof(float));
+  return bytes;
+}
+
+int64_t Program::kv_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& pool : kv_) bytes += static_cast<int64_t>(pool.memory.bytes());
+  return bytes;
+}
+
+void Program::emit(const Instruction& instruction) {
+  require(!finished_, "it is finished");
+  if (std::holds_alternative<GatherOp>(instruction) && !in_logits_) {
+    in_logits_ = true;
+    logits_start_ = code_.size();
+  }
+  check(instruction);
+  code_.push_back(instruction);
+}
+
+// Notes that a buffer of `cols` columns lies at `offset`; it has as many rows as the part of the program it is used in.
+void Program::use(int64_t offset, int64_t cols, bool f32) {
+  require(offset >= 0 && offset % 64 == 0 && cols >= 1, "a buffer is misplaced");
+  const int64_t rows = in_logits_ ? spec_.block_rows : spec_.max_tokens;
+  const int64_t bytes = static_cast<int64_t>(f32 ? sizeof(float) : act_bytes(spec_.act));
+  extent_ = std::max(extent_, offset + rows * cols * bytes);
+}
+
+namespace {
+template <class... Fs>
+struct Overloaded : Fs... { using Fs::operator()...; };
+}  // namespace
+
+void Program::check(const Instruction& instruction) {
+  const auto vector_of = [&](int id, int64_t size) {
+    require(has(vectors_, id) && vectors_[static_cast<size_t>(id)].size() == static_cast<size_t>(size),
+            "a vector is missing or has another size");
+  };
+  const auto layer_of = [&](int id) -> const KVLayout& {
+    require(has(kv_, id) && !in_logits_, "attention of a layer that does not exist, or after gather");
+    return kv_[static_cast<size_t>(id)].layout;
+  };
+  const auto table_of = [&](int id, int64_t head_dim) {
+    require(has(tables_, id) && tables_[static_cast<size_t>(id)].pairs * 2 <= head_dim, "a rope table does not fit");
+  };
+  std::visit(
+      Overloaded{
+          [&](const EmbedOp& op) {
+            require(has(weights_, op.weight) && !in_logits_, "embedding without a weight, or after gather");
+            const PackedWeight& w = weights_[static_cast<size_t>(op.weight)].weight;
+            require(!w.swiglu, "embedding of a swiglu weight");
+            limits_.vocab_in = std::min(limits_.vocab_in, w.n);
+            use(op.out, w.k, true);
+          },
+          [&](const GemmOp& op) {
+            require(has(weights_, op.weight), "gemm without a weight");
+            const PackedWeight& w = weights_[static_cast<size_t>(op.weight)].weight;
+            const bool swiglu = op.epilogue == Epilogue::kSwiGLUAct;
+            require(w.swiglu == swiglu && !(swiglu && op.bias >= 0), "gemm epilogue does not fit its weight");
+            if (op.bias >= 0) vector_of(op.bias, w.n);
+            use(op.x, w.k, false);
+            use(op.out, swiglu ? w.n / 2 : w.n, op.epilogue == Epilogue::kStoreF32 || op.epilogue == Epilogue::kAddF32);
+          },
+          [&](const NormOp& op) {
+            require(op.group >= 1 && op.cols % op.group == 0, "norm groups do not divide the columns");
+            vector_of(op.weight, op.group);
+            if (op.bias >= 0) vector_of(op.bias, op.group);
+            use(op.x, op.cols, true), use(op.out, op.cols, op.out_f32);
+          },
+          [&](const UnaryOp& op) { use(op.x, op.cols, true), use(op.out, op.cols, true); },
+          [&](const BinaryOp& op) {
+            use(op.a, op.cols, true), use(op.b, op.cols, true), use(op.out, op.cols, true);
+          },
+          [&](const ConvertOp& op) { use(op.x, op.cols, op.to_act), use(op.out, op.cols, !op.to_act); },
+          [&](const RopeOp& op) {
+            require(!in_logits_ && op.head_dim >= 2 && op.cols % op.head_dim == 0, "rope of partial heads");
+            table_of(op.table, op.head_dim);
+            use(op.x, op.cols, true), use(op.out, op.cols, true);
+          },
+          [&](const CopyColumnsOp& op) {
+            require(op.at >= 0 && op.at + op.cols <= op.out_cols, "copied columns do not fit");
+            use(op.x, op.cols, true), use(op.out, op.out_cols, true);
+          },
+          [&](const QKVOp& op) {
+            const KVLayout& kv = layer_of(op.layer);
+            require(op.num_heads >= 1 && op.num_heads % kv.num_kv_heads == 0, "heads are not groups of KV heads");
+            if (op.q_norm >= 0) vector_of(op.q_norm, kv.head_dim);
+            if (op.k_norm >= 0) vector_of(op.k_norm, kv.head_dim);
+            if (op.table >= 0) table_of(op.table, kv.head_dim);
+            use(op.x, int64_t{op.num_heads + 2 * kv.num_kv_heads} * kv.head_dim, true);
+            use(op.out, int64_t{op.num_heads} * kv.head_dim, false);
+          },
+          [&](const AttentionOp& op) {
+            const KVLayout& kv = layer_of(op.layer);
+            require(op.num_heads >= 1 && op.num_heads % kv.num_kv_heads == 0, "heads are not groups of KV heads");
+            use(op.q, int64_t{op.num_heads} * kv.head_dim, false), use(op.out, int64_t{op.num_heads} * kv.head_dim, false);
+          },
+          [&](const GatherOp& op) {
+            use(op.out, op.cols, true);
+            extent_ = std::max(extent_, op.x + spec_.max_tokens * op.cols * static_cast<int64_t>(sizeof(float)));
+          },
+      },
+      instruction);
+}
+
+void Program::finish(int64_t arena_bytes, int64_t logits, int64_t vocab, int64_t max_position) {
+  require(in_logits_ && !finished_, "it has no gather, or is finished");
+  for (const RopeTable& table : tables_) require(table.positions >= max_position, "a rope table is too short");
+  use(logits, vocab, true);
+  require(extent_ <= arena_bytes, "the arena is smaller than its buffers");
+  require(vocab <= std::numeric_limits<int32_t>::max(), "the vocabulary is too large");
+  arena_ = LazyMemory(static_cast<size_t>(arena_bytes), true);
+  logits_ = logits;
+  limits_.vocab_out = vocab;
+  limits_.max_position = max_position;
+  // The kernel's scratch, and a copy of the row where several samples share it.
+  const size_t scratch = (3 * static_cast<size_t>(vocab) + 64) * sizeof(float);
+  for (int t = 0; t < pool_.threads(); ++t) sample_scratch_.emplace_back(scratch, true);
+  finished_ = true;
+}
+
+}  // namespace pinnate

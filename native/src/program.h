@@ -1,0 +1,142 @@
+// A model as a flat list of instructions over one arena, and the runner that executes a step of it.
+//
+// Built once by executor/native/ (weights, then instructions, then finish), then run once a step. Instructions up to the
+// first gather work on the T token rows; from there on they run on the R logits rows, in blocks of at most block_rows, each
+// followed by the sampling of its rows. Offsets are bytes into the arena; where a buffer lies is the plan of the caller.
+#pragma once
+#include <memory>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "gemm.h"
+#include "kernels.h"
+#include "step.h"
+#include "thread_pool.h"
+
+namespace pinnate {
+
+struct EmbedOp { int weight; float scale; int64_t out; };
+struct GemmOp { int weight, bias; Epilogue epilogue; int64_t x, out; };  // bias -1: none
+struct NormOp { bool layer; int weight, bias; float eps; int64_t cols, group, x, out; bool out_f32; };
+struct UnaryOp { Unary op; float p; int64_t cols, x, out; };
+struct BinaryOp { Binary op; int64_t cols, a, b, out; };
+struct ConvertOp { bool to_act; int64_t cols, x, out; };  // f32 -> act or back
+struct RopeOp { int table; int64_t cols, head_dim, x, out; };
+struct CopyColumnsOp { int64_t cols, out_cols, at, x, out; };
+struct QKVOp { int layer, num_heads, q_norm, k_norm; float eps; int table; int64_t x, out; };
+struct AttentionOp { int layer, num_heads; float scale; int window; int64_t q, out; };
+struct GatherOp { int64_t cols, x, out; };
+using Instruction = std::variant<EmbedOp, GemmOp, NormOp, UnaryOp, BinaryOp, ConvertOp, RopeOp, CopyColumnsOp, QKVOp,
+                                 AttentionOp, GatherOp>;
+
+// Zeroed memory that is committed when it is first touched.
+class LazyMemory {
+ public:
+  LazyMemory() = default;
+  LazyMemory(size_t bytes, bool huge_pages);
+  ~LazyMemory();
+  LazyMemory(LazyMemory&& other) noexcept { *this = std::move(other); }
+  LazyMemory& operator=(LazyMemory&& other) noexcept {
+    std::swap(data_, other.data_), std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  unsigned char* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  unsigned char* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+struct ProgramSpec {
+  Act act;
+  int page_size, num_pages;                        // usable pages; page 0 is extra
+  std::vector<std::pair<int, int>> kv_layers;      // (num_kv_heads, head_dim)
+  int64_t max_tokens, block_rows;                  // rows of the two parts' buffers
+};
+
+class Program {
+ public:
+  Program(const std::string& isa, int threads, ProgramSpec spec);
+
+  // Building. Each returns the id that instructions use. Throws std::invalid_argument.
+  int add_weight(const std::vector<SourceMatrix>& sources, bool swiglu);
+  int add_vector(const float* data, int64_t count);
+  int add_rope_table(const float* cos, const float* sin, int64_t positions, int64_t pairs);
+  void emit(const Instruction& instruction);
+  // `logits`: offset of the [block_rows, vocab] floats that are sampled; contexts reach max_position tokens.
+  void finish(int64_t arena_bytes, int64_t logits, int64_t vocab, int64_t max_position);
+
+  // One step. Not reentrant. Throws what check_step throws; then nothing has run.
+  void run(const Step& step);
+
+  const char* isa() const { return kernels_.isa; }
+  int threads() const { return pool_.threads(); }
+  int64_t weight_bytes() const;
+  int64_t kv_bytes() const;
+  int64_t vocab() const { return limits_.vocab_out; }
+  int64_t arena_bytes() const { return static_cast<int64_t>(arena_.bytes()); }
+
+ private:
+  struct RopeTable {
+    std::vector<float> cos, sin;
+    int64_t positions, pairs;
+  };
+  struct KVPool {
+    KVLayout layout;
+    size_t page_bytes;
+    LazyMemory memory;
+  };
+  struct Block {  // what the instructions of one pass work on
+    const Step* step;
+    int64_t rows;
+    const int32_t* gather;  // [rows] token rows, in the logits part
+  };
+
+  void check(const Instruction& instruction);
+  void use(int64_t offset, int64_t cols, bool f32);
+  const float* vector(int id) const { return id < 0 ? nullptr : vectors_[static_cast<size_t>(id)].data(); }
+  template <class T = float>
+  T* at(int64_t offset) const { return reinterpret_cast<T*>(arena_.data() + offset); }
+
+  template <class F>
+  void rows_in_parallel(int64_t rows, int64_t cols, F&& f);
+
+  void copy_pages(const Step& step);
+  void execute(const Block& block, size_t begin, size_t end);
+  void execute(const EmbedOp& op, const Block& block);
+  void execute(const GemmOp& op, const Block& block);
+  void execute(const NormOp& op, const Block& block);
+  void execute(const UnaryOp& op, const Block& block);
+  void execute(const BinaryOp& op, const Block& block);
+  void execute(const ConvertOp& op, const Block& block);
+  void execute(const RopeOp& op, const Block& block);
+  void execute(const CopyColumnsOp& op, const Block& block);
+  void execute(const QKVOp& op, const Block& block);
+  void execute(const AttentionOp& op, const Block& block);
+  void execute(const GatherOp& op, const Block& block);
+  void sample(const Step& step, int64_t first_row, int64_t rows, size_t& next);
+  void sample_one(const Step& step, size_t n, int64_t first_row, bool shared, float* scratch);
+
+  const KernelTable& kernels_;
+  ThreadPool pool_;
+  ProgramSpec spec_;
+  std::vector<OwnedWeight> weights_;
+  std::vector<std::vector<float>> vectors_;
+  std::vector<RopeTable> tables_;
+  std::vector<KVPool> kv_;
+  std::vector<Instruction> code_;
+  size_t logits_start_ = 0;  // first instruction of the logits part
+  bool in_logits_ = false, finished_ = false;
+  int64_t extent_ = 0;       // bytes of arena that the instructions use
+  StepLimits limits_{};
+  LazyMemory arena_;
+  int64_t logits_ = 0;
+  std::vector<LazyMemory> sample_scratch_;      // one for each thread
+  std::vector<AlignedBuffer> attention_scratch_;
+  size_t attention_scratch_bytes_ = 0;
+};
+
+}  // namespace pinnate

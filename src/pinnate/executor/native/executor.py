@@ -1,0 +1,134 @@
+"""NativeExecutor: implements executor.base.Executor with one native call a step.
+
+Knows: how a graph becomes a Program, and how a step's arrays go in and out. Must not know: kernels, scheduling.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pinnate import _native
+from pinnate.core.batch import SchedulerOutput, StepResult
+from pinnate.core.errors import ConfigError
+from pinnate.executor.base import ExecutorSpec
+from pinnate.executor.forward_batch import ForwardBatch, SampledRows, build_forward_batch, step_result
+from pinnate.executor.native.assemble import assemble
+from pinnate.executor.native.lowering import lower
+from pinnate.executor.native.plan import plan_arena
+from pinnate.graph import Graph
+
+LOGITS_BLOCK = 64  # logits rows computed and sampled at once: bounds their memory when a whole prompt is scored
+ACT_BYTES = {"bfloat16": 2, "float32": 4}
+
+
+class NativeExecutor:
+    """Owns the native program: packed weights, KV pages, arena and threads. One step at a time.
+
+    Args:
+        dtype: "bfloat16" or "float32", of weights, of what enters a product, and of keys and values. Sums and
+            the residual stream are float32 either way.
+        isa: "auto", "avx512", "avx2" or "portable".
+
+    Raises:
+        ConfigError: a setting that no native kernel can honour.
+        ModelError: a tensor's bytes do not match its shape.
+    """
+
+    def __init__(
+        self, graph: Graph, spec: ExecutorSpec, *, dtype: str = "bfloat16", isa: str = "auto", threads: int = 1
+    ) -> None:
+        if dtype not in ACT_BYTES:
+            raise ConfigError(f"--dtype must be one of {', '.join(ACT_BYTES)} for the native executor, got {dtype!r}")
+        if spec.page_size % 16:
+            raise ConfigError(
+                f"--page-size must be a multiple of 16 for the native executor, got {spec.page_size} "
+                "(prefix reuse is exact to the token at any page size)"
+            )
+        if threads < 1:
+            raise ConfigError(f"--threads must be at least 1, got {threads}")
+        lowered = lower(graph, act_is_f32=dtype == "float32")
+        max_tokens = max(spec.max_num_batched_tokens, spec.max_num_seqs)
+        block_rows = min(LOGITS_BLOCK, max_tokens)
+        plan = plan_arena(lowered, {"tokens": max_tokens, "logits": block_rows}, ACT_BYTES[dtype])
+        try:
+            program = _native.Program(
+                isa=isa,
+                act=dtype,
+                threads=threads,
+                page_size=spec.page_size,
+                num_pages=spec.num_pages,
+                kv_layers=lowered.kv_layers,
+                max_tokens=max_tokens,
+                block_rows=block_rows,
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        assemble(lowered, plan, program, spec.max_model_len)
+        self._program: _native.Program | None = program
+        self._spec = spec
+        self._dtype = dtype
+        self._vocab_size = graph.vocab_size
+        self._num_instructions = len(lowered.instructions)
+
+    def execute(self, output: SchedulerOutput) -> StepResult:
+        """Runs the step. ValueError or IndexError: ids or sizes out of range; then nothing has run."""
+        batch = build_forward_batch(output, self._spec.page_size)
+        return step_result(output, batch, self._run(batch, None))
+
+    def logits(self, output: SchedulerOutput) -> NDArray[np.float32]:
+        """Raw logits [R, vocab] of the step (KV writes included): a row for each sequence that samples and each scored
+        position, in order."""
+        batch = build_forward_batch(output, self._spec.page_size)
+        out = np.empty((len(batch.logit_rows), self._vocab_size), np.float32)
+        self._run(batch, out)
+        return out
+
+    def _run(self, batch: ForwardBatch, logits: NDArray[np.float32] | None) -> SampledRows:
+        if self._program is None:
+            raise ConfigError("the executor is closed")
+        count = len(batch.samples)
+        rows = SampledRows(
+            np.empty(count, np.int32),
+            np.empty(count, np.float32),
+            np.empty(count, np.int32),
+            np.empty(batch.num_top, np.int32),
+            np.empty(batch.num_top, np.float32),
+        )
+        self._program.run(
+            (
+                batch.tokens,
+                batch.positions,
+                batch.slots,
+                batch.seq_starts,
+                batch.contexts,
+                batch.page_offsets,
+                batch.page_indices,
+                batch.copies,
+                batch.logit_rows,
+                batch.samples,
+                batch.history,
+                batch.bias_ids,
+                batch.bias,
+            ),
+            (rows.tokens, rows.logprobs, rows.ranks, rows.top_ids, rows.top_logprobs),
+            logits,
+        )
+        return rows
+
+    def describe(self) -> dict[str, object]:
+        facts: dict[str, object] = {"dtype": self._dtype}
+        if self._program is not None:
+            facts |= {
+                "isa": self._program.isa,
+                "threads": self._program.threads,
+                "weight_bytes": self._program.weight_bytes,
+                "kv_bytes": self._program.kv_bytes,
+                "arena_bytes": self._program.arena_bytes,
+                "instructions": self._num_instructions,
+            }
+        return facts
+
+    def close(self) -> None:
+        """Gives weights, pages and threads back. The executor cannot be used afterwards."""
+        self._program = None
