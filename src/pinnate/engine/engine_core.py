@@ -99,6 +99,9 @@ class EngineCore:
             self._failures += 1
             log.exception("a step failed (%d in a row); its requests end", self._failures)
             return self._scheduler.fail(batch, f"{type(error).__name__}: {error}")
+        except BaseException:  # Ctrl-C in an LLM: leave a scheduler that can go on
+            self._scheduler.fail(batch, "interrupted")
+            raise
         finally:
             self._execute_seconds += perf_counter() - started
         self._failures = 0
