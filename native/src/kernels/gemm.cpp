@@ -14,8 +14,8 @@ namespace {
 
 #include "dequant.inl"
 
-constexpr int kRows = 6;           // rows of a micro tile
-constexpr int64_t kChunkRows = 96; // rows whose partial sums rest in memory while a long k is walked block by block
+constexpr int kRows = 6;            // rows of a micro tile
+constexpr int64_t kChunkRows = 96;  // rows whose partial sums rest in memory while a long k is walked block by block
 constexpr int64_t kPanelInt = kPanel;
 
 PINNATE_INLINE int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -31,7 +31,6 @@ struct Slice {
 
 #if defined(__AVX512BF16__)
 constexpr int64_t kBlock[2] = {1024, 2048};  // k of a block, by Act: 256 KiB of panel stay in L2, R rows of x in L1
-constexpr bool kWidens = false;
 
 PINNATE_INLINE __m512bh bits_bh(__m512i v) { return (__m512bh)v; }
 
@@ -43,10 +42,7 @@ void micro_bf16(const Slice& s, const bf16* x, int64_t ldx, float* c) {
   const unsigned char* b = s.b;
   auto step = [&](auto broadcast) __attribute__((always_inline)) {
     __m512i w[4];
-    for (int v = 0; v < 4; ++v) {
-      w[v] = _mm512_loadu_si512(b + v * 64);
-      if (R <= 2) _mm_prefetch(reinterpret_cast<const char*>(b) + 2048 + v * 64, _MM_HINT_T0);
-    }
+    for (int v = 0; v < 4; ++v) w[v] = _mm512_loadu_si512(b + v * 64);
     for (int r = 0; r < R; ++r) {
       const __m512bh a = bits_bh(_mm512_set1_epi32(broadcast(r)));
       for (int v = 0; v < 4; ++v) acc[r][v] = _mm512_dpbf16_ps(acc[r][v], a, bits_bh(w[v]));
@@ -71,8 +67,7 @@ template <int R>
 constexpr int kVectors = 4;
 
 #else
-constexpr int64_t kBlock[2] = {1024, 1024};  // R rows of x as floats in L1
-constexpr bool kWidens = true;               // bf16 rows of x are widened to floats first
+constexpr int64_t kBlock[2] = {1024, 1024};  // R rows of x as floats in L1 (bf16 rows are widened first)
 
 // 16 registers: at most 12 accumulators, and enough of them to hide the latency of a multiply-add.
 template <int R>
