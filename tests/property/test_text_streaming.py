@@ -2,7 +2,7 @@
 
 import unicodedata
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pinnate.text.detokenizer import IncrementalDetokenizer
@@ -11,6 +11,7 @@ from pinnate.text.tokenizer import Tokenizer
 from pinnate.text.vocabulary import byte_level_alphabet
 from tests.unit.text.helpers import byte_level_tokenizer, default_tokenizer, sentencepiece_tokenizer
 
+UNTIMED = settings(deadline=None, max_examples=200)  # a first call may load the default model's vocabulary
 NASTY = st.sampled_from([0xC3, 0xA9, 0xE0, 0x80, 0xA0, 0xED, 0xF0, 0x9F, 0x98, 0xF4, 0x90, 0xFF, 0x20, 0x41])
 BYTE_LEVEL_IDS = st.lists(st.one_of(NASTY, st.integers(0, byte_level_tokenizer().vocab_size + 1)), max_size=40)
 SENTENCEPIECE_IDS = st.lists(
@@ -36,21 +37,24 @@ def check_stream(tokenizer: Tokenizer, ids: list[int], cuts: list[int], skip: bo
         out += detokenizer.push(step)
         done += step
         whole = tokenizer.decode(done, skip_special_tokens=skip)
-        # Held: nothing, or what a decode that ends here shows as one replacement character.
-        assert whole in (out, out + "\ufffd")
+        # Held: nothing, or the beginning of a character (of a surrogate, ED then A0 to BF: two ill-formed parts).
+        assert whole in (out, out + "\ufffd", out + "\ufffd\ufffd")
     assert out + detokenizer.finish() == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
+@UNTIMED
 @given(BYTE_LEVEL_IDS, CUTS, st.booleans())
 def test_byte_level_deltas_join_to_one_decode(ids: list[int], cuts: list[int], skip: bool) -> None:
     check_stream(byte_level_tokenizer(), ids, cuts, skip)
 
 
+@UNTIMED
 @given(SENTENCEPIECE_IDS, CUTS, st.booleans())
 def test_sentencepiece_deltas_join_to_one_decode(ids: list[int], cuts: list[int], skip: bool) -> None:
     check_stream(sentencepiece_tokenizer(), ids, cuts, skip)
 
 
+@UNTIMED
 @given(BYTE_LEVEL_IDS, st.booleans())
 def test_byte_level_decode_equals_the_librarys(ids: list[int], skip: bool) -> None:
     tokenizer = byte_level_tokenizer()
@@ -59,6 +63,7 @@ def test_byte_level_decode_equals_the_librarys(ids: list[int], skip: bool) -> No
     assert tokenizer.decode(ids, skip_special_tokens=skip) == expected
 
 
+@UNTIMED
 @given(st.text(max_size=60))
 def test_default_model_round_trip(text: str) -> None:
     tokenizer = default_tokenizer()
@@ -69,6 +74,7 @@ def test_default_model_round_trip(text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == kept.decode("utf-8", "replace")
 
 
+@UNTIMED
 @given(
     st.text(alphabet=st.one_of(st.sampled_from(" \n\t0195²½Ⅷ٣ab."), st.characters(max_codepoint=0x2FF)), max_size=30)
 )
@@ -79,6 +85,7 @@ def test_default_model_takes_digits_alone(text: str) -> None:
     assert tokenizer.encode(text.replace("|", "")) == joined
 
 
+@UNTIMED
 @given(st.text(alphabet="ab", max_size=20), st.lists(st.text(alphabet="ab", min_size=1, max_size=4), max_size=4), CUTS)
 def test_stop_matcher_equals_the_definition(text: str, stop: list[str], cuts: list[int]) -> None:
     ends = [end for end in range(len(text) + 1) if any(text[:end].endswith(word) for word in stop)]
