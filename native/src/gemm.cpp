@@ -56,7 +56,7 @@ int64_t row_blocks(int64_t m, int64_t panels, int64_t threads) {
 void AlignedFree::operator()(unsigned char* p) const { ::free(p); }
 
 AlignedBuffer allocate_aligned(size_t bytes) {
-  const size_t align = bytes >= kHuge ? kHuge : 64;
+  const size_t align = bytes >= kHuge/8 ? kHuge : 64;
   const size_t size = std::max<size_t>((bytes + align - 1) / align * align, align);
   void* p = ::aligned_alloc(align, size);
   if (p == nullptr) throw std::bad_alloc();

@@ -112,7 +112,8 @@ void bench(const KernelTable& kt, int threads, Act act, int repeats) {
 int main(int argc, char** argv) {
   const std::string isa = argc > 1 ? argv[1] : cpu_info().isas.front();
   const int threads = argc > 2 ? std::atoi(argv[2]) : 2, repeats = argc > 3 ? std::atoi(argv[3]) : 21;
-  const KernelTable kt = kernel_parts(isa);
+  KernelTable kt = gemm_kernels(isa);
+  add_peak_kernels(kt);
   const Peaks peaks = measure_peaks(kt, threads, 1.0);
   std::printf("peaks: bf16 %.0f GFLOP/s, f32 %.0f GFLOP/s, int8 %.0f GOP/s, read %.1f GB/s\n", peaks.bf16_gflops,
               peaks.f32_gflops, peaks.int8_gops, peaks.read_gbs);

@@ -1,4 +1,4 @@
-// The gemm and peak parts of the kernel tables, for programs that link those two modules alone.
+// Parts of the kernel tables, for programs that link one or two kernel modules alone.
 #pragma once
 #include <string>
 
@@ -6,22 +6,30 @@
 
 namespace pinnate {
 
-#define PINNATE_PARTS(ISA)           \
-  namespace ISA {                    \
-  void register_gemm(KernelTable&);  \
-  void register_peak(KernelTable&);  \
+#define PINNATE_PARTS(ISA)          \
+  namespace ISA {                   \
+  void register_gemm(KernelTable&); \
+  void register_peak(KernelTable&); \
   }
 PINNATE_PARTS(portable)
 PINNATE_PARTS(avx2)
 PINNATE_PARTS(avx512)
 #undef PINNATE_PARTS
 
-inline KernelTable kernel_parts(const std::string& isa) {
+// The table of `isa` with gemm's part filled in.
+inline KernelTable gemm_kernels(const std::string& isa) {
   KernelTable t{};
-  if (isa == "avx512") t.isa = "avx512", avx512::register_gemm(t), avx512::register_peak(t);
-  else if (isa == "avx2") t.isa = "avx2", avx2::register_gemm(t), avx2::register_peak(t);
-  else t.isa = "portable", portable::register_gemm(t), portable::register_peak(t);
+  if (isa == "avx512") t.isa = "avx512", avx512::register_gemm(t);
+  else if (isa == "avx2") t.isa = "avx2", avx2::register_gemm(t);
+  else t.isa = "portable", portable::register_gemm(t);
   return t;
+}
+
+inline void add_peak_kernels(KernelTable& t) {
+  const std::string isa = t.isa;
+  if (isa == "avx512") avx512::register_peak(t);
+  else if (isa == "avx2") avx2::register_peak(t);
+  else portable::register_peak(t);
 }
 
 }  // namespace pinnate
