@@ -9,6 +9,7 @@ from typing import Any
 
 from pinnate.core.autoconfig import choose_threads
 from pinnate.core.config import read_environment
+from pinnate.core.machine import read_machine
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +40,7 @@ def measure_limits(threads: int | None, seconds: float = 0.5) -> dict[str, Any]:
     from pinnate import _native
 
     isa = read_environment().isa
-    used, _ = choose_threads(threads)
+    used = choose_threads(threads, read_machine()).value
     limits = _native.measure_peaks(used, isa, seconds)
     return {"threads": used, "isa": isa, "cpu": _native.cpu_features()["model"], "limits": limits}
 
