@@ -124,7 +124,7 @@ CHECKPOINTS = {
 
 
 def randomise(model: torch.nn.Module, dtype: torch.dtype, generator: torch.Generator) -> None:
-    """Every parameter random (also norms and biases, which start as ones and zeros), of a scale that keeps logits lively."""
+    """Makes every parameter random: norms and biases too, which start as ones and zeros."""
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if name.endswith("norm.weight"):

@@ -156,7 +156,7 @@ def _hf_family(fields: Fields) -> str:
         problem = "is missing" if names is None else "must be a list of one class name"
         raise fields.fail("architectures", f"{problem}; supported: {supported}")
     if names[0] not in HF_ARCHITECTURES:
-        raise fields.fail("architectures", f"{names[0]!r} is not supported; supported: {supported}")
+        raise fields.fail("architectures", f"{names[0][:80]!r} is not supported; supported: {supported}")
     return HF_ARCHITECTURES[names[0]]
 
 
@@ -222,6 +222,8 @@ def _checked(fields: Fields, config: ModelConfig) -> ModelConfig:
     if config.num_heads % config.num_kv_heads:
         heads = f"{config.num_heads} attention heads, {config.num_kv_heads} key-value heads"
         raise ModelError(f"{fields.where}: {heads}: the former must be a multiple of the latter")
+    if config.rope_theta <= 1:
+        raise ModelError(f"{fields.where}: the rope base {config.rope_theta} must be above 1")
     if config.head_dim % 2:
         raise ModelError(f"{fields.where}: the head size {config.head_dim} must be even")
     return config

@@ -5,13 +5,13 @@ Knows: how to refuse a missing, mistyped or out-of-range entry by name. Must not
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pinnate.core.errors import ModelError
 
 _MAX_INT = 2**31 - 1
+_TINY, _HUGE = 1e-30, 1e30  # no honest number lies outside, and products of two of them stay finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +51,11 @@ class Fields:
         return default
 
     def opt_number(self, key: str) -> float | None:
-        """A finite number above 0."""
+        """A number above 0, from 1e-30 to 1e30."""
         value = self.get(key)
         if value is None:
             return None
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not _TINY <= value <= _HUGE:
             raise self.fail(key, f"must be a number above 0, got {_show(value)}")
         return float(value)
 

@@ -17,7 +17,7 @@ from pinnate.models.config import ModelConfig
 from pinnate.models.fields import Fields
 from pinnate.models.registry import FAMILIES
 from pinnate.weights.gguf import GGUFFile
-from pinnate.weights.safetensors import SafetensorsFolder
+from pinnate.weights.safetensors import SafetensorsFolder, printable
 from pinnate.weights.source import WeightSource
 
 
@@ -70,7 +70,7 @@ def load_model(path: Path | str) -> LoadedModel:
 
 def _list(names: list[str], limit: int = 20) -> str:
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
+    return ", ".join(printable(name) for name in names[:limit]) + more
 
 
 def _is_folder(path: Path) -> bool:

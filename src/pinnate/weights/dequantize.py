@@ -67,7 +67,7 @@ def _q8_0(blocks: Bytes) -> Floats:
 
 
 def _k_scales(packed: Bytes) -> tuple[Floats, Floats]:
-    """12 bytes -> 8 scales and 8 minimums of 6 bits. The first four of each lie whole in the low bits of bytes 0-7, whose
+    """12 bytes -> 8 scales and 8 minimums of 6 bits. Four of each lie whole in the low bits of bytes 0-7, whose
     upper two bits complete the nibbles of the other four."""
     low, high, tail = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scales = np.concatenate([low & 63, (tail & 15) | (low >> 6) << 4], axis=1)

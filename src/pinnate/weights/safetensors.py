@@ -141,6 +141,8 @@ def _read_index(path: Path) -> dict[str, str]:
         raise ModelError(f"{path}: {error.strerror or error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ModelError(f"{path}: malformed: {error}") from None
+    if not places:
+        raise ModelError(f"{path}: malformed: it lists no tensors")
     for name, file in places.items():
         if Path(file).name != file or not file.endswith(".safetensors"):
             raise ModelError(
