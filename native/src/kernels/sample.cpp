@@ -81,9 +81,10 @@ PINNATE_INLINE Floats load(const float* x, int64_t i, int64_t n) {
   return v;
 }
 
+// NaN is passed over.
 float largest(const float* x, int64_t begin, int64_t end) {
-  Floats m = load(x, begin, end);
-  for (int64_t i = begin + kLanes; i < end; i += kLanes) {
+  Floats m = Floats{} - kInf;
+  for (int64_t i = begin; i < end; i += kLanes) {
     const Floats v = load(x, i, end);
     m = v > m ? v : m;
   }
