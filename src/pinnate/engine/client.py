@@ -72,10 +72,8 @@ class ProcessClient:
         return self._child.pid
 
     async def ready(self) -> dict[str, Any]:
-        try:
-            await self._receive_frame()  # the hello: both ends are connected
-        finally:
-            self._child.remove_socket()
+        await self._receive_frame()  # the hello: both ends are connected
+        self._child.remove_socket()
         message = await self.receive()
         if isinstance(message, EngineFailed):
             raise START_ERRORS.get(message.kind, EngineError)(message.message)

@@ -114,7 +114,10 @@ class EngineCore:
             case Abort():
                 return self._scheduler.abort(message.request_ids, message.index)
             case Command():
-                self._outbox.send(self._answer(message))
+                reply = self._answer(message)
+                # Before the reply: whoever has it finds the command's effect in the stats.
+                self._outbox.send(StepOutputs([], self.stats()))
+                self._outbox.send(reply)
         return []
 
     def _add(self, request: Request) -> list[TokenOutput]:

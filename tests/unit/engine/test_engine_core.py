@@ -159,11 +159,14 @@ def test_commands() -> None:
     rig.run(make_request("r", range(10)))
     cached = rig.core.stats().num_cached_pages
     assert cached > 0
-    replies = [rig.step(Command(i, name)) for i, name in enumerate(("stats", "check_integrity", "flush_cache", "sing"))]
-    assert replies[0][0].result["generation_tokens"] == 8
-    assert replies[1] == [Reply(1, {"ok": True})]
-    assert replies[2] == [Reply(2, {"freed_pages": cached})]
-    assert replies[3] == [Reply(3, {}, error="unknown command 'sing'")]
+    sent = [rig.step(Command(i, name)) for i, name in enumerate(("stats", "check_integrity", "flush_cache", "sing"))]
+    replies = [messages[-1] for messages in sent]
+    assert replies[0].result["generation_tokens"] == 8
+    assert replies[1] == Reply(1, {"ok": True})
+    assert replies[2] == Reply(2, {"freed_pages": cached})
+    assert replies[3] == Reply(3, {}, error="unknown command 'sing'")
+    # The stats come before the reply and show the command's effect.
+    assert [messages[0].stats.num_cached_pages for messages in sent] == [cached, cached, 0, 0]
 
 
 def test_time_is_counted() -> None:
