@@ -43,7 +43,7 @@ def llama_graph(
 ) -> Graph:
     make = Tensors(layers * 1000 + width)
     b = GraphBuilder()
-    embedding = make(vocab, width, scale=1.0)
+    embedding = make(vocab, width)
     table = rope_table(head_dim // 2)
     x = b.embedding(embedding)
 
