@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pinnate._native import cpu_features
+from pinnate.executor.native import NativeExecutor
 from pinnate.executor.reference import ReferenceExecutor
 from pinnate.graph.ops import Rope
 from pinnate.models.load import load_model
@@ -34,6 +36,18 @@ def test_reference_agrees_with_transformers(name, chunk, page_size):
     assert model.warnings == ()
     executor = ReferenceExecutor(model.graph, spec_for(len(token_ids), page_size))
     logits = forced_logits(executor, token_ids, chunk, page_size)
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("isa", cpu_features()["isas"])
+@pytest.mark.parametrize("chunk", [40, 7])
+@pytest.mark.parametrize("name", NAMES)
+def test_native_fp32_agrees_with_transformers(name, chunk, isa):
+    token_ids, expected = recorded(name)
+    spec = spec_for(len(token_ids))
+    executor = NativeExecutor(load_model(DATA / name).graph, spec, dtype="float32", isa=isa, threads=1)
+    logits = forced_logits(executor, token_ids, chunk)
+    executor.close()
     np.testing.assert_allclose(logits, expected, rtol=0, atol=TOLERANCE)
 
 

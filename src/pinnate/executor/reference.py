@@ -141,7 +141,7 @@ class ReferenceExecutor:
 
 
 def rms_norm(x: Floats, weight: Floats, eps: float, group: int) -> Floats:
-    grouped = x.reshape(len(x), -1, group)
+    grouped = x.reshape(len(x), x.shape[1] // group, group)  # (no -1: a step may want no logits at all)
     mean_square = np.mean(grouped * grouped, axis=-1, keepdims=True)
     out: Floats = grouped / np.sqrt(mean_square + np.float32(eps)) * weight
     return out.reshape(x.shape)

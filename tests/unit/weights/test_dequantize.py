@@ -6,6 +6,7 @@ import gguf
 import numpy as np
 import pytest
 
+from pinnate import _native
 from pinnate.graph import BLOCK_SIZES, Tensor, TensorType
 from pinnate.weights.dequantize import to_float32
 
@@ -39,6 +40,18 @@ def test_quantised_types_agree_with_the_gguf_package_to_the_bit(type_):
     assert ours.dtype == np.float32
     np.testing.assert_array_equal(ours.view(np.uint32) & 0x7FFFFFFF, theirs.view(np.uint32) & 0x7FFFFFFF)
     np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("isa", _native.cpu_features()["isas"])
+@pytest.mark.parametrize("type_", TensorType)
+def test_native_decoding_agrees_to_the_bit(type_, isa):
+    blocks = random_blocks(type_, 37, seed=2)
+    if type_ in (TensorType.F32, TensorType.F16, TensorType.BF16):
+        blocks[:, -1] &= 0xBF  # no NaN: their payload bits are nobody's business
+    count = 37 * BLOCK_SIZES[type_][0]
+    expected = to_float32(Tensor("w", (count,), type_, memoryview(blocks.tobytes())))
+    values = _native.dequantize(int(type_), blocks, count, isa)
+    np.testing.assert_array_equal(values.view(np.uint32), expected.view(np.uint32))
 
 
 @pytest.mark.parametrize("type_", [TensorType.F32, TensorType.F16, TensorType.BF16])
