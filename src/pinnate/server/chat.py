@@ -24,6 +24,7 @@ from pinnate.server.params import (
 )
 from pinnate.server.protocol import UNSUPPORTED_CHAT, UNSUPPORTED_MESSAGE, ChatMessage, ChatRequest, TextPart
 from pinnate.server.state import ServerState
+from pinnate.server.tokenizing import tokenize
 
 if TYPE_CHECKING:
     from pinnate.engine.async_engine import AsyncEngine
@@ -114,7 +115,7 @@ async def render_and_tokenize(
 
     size = sum(len(message["content"]) + 32 for message in messages)
     text = await asyncio.to_thread(render) if size > LARGE_CHARACTERS else render()
-    return await engine.tokenize(text, add_special_tokens)
+    return await tokenize(state, engine, text, add_special_tokens=add_special_tokens, param="messages")
 
 
 def check_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from pinnate.server.params import (
 )
 from pinnate.server.protocol import UNSUPPORTED_COMPLETION, CompletionRequest
 from pinnate.server.state import ServerState
+from pinnate.server.tokenizing import tokenize
 
 if TYPE_CHECKING:
     from pinnate.engine.async_engine import AsyncEngine
@@ -50,7 +51,7 @@ async def prepare(state: ServerState, engine: AsyncEngine, fields: dict[str, Any
     include_usage = includes_usage(request)
     salt, priority = check_cache_salt(request.cache_salt), check_priority(request.priority)
     special = True if request.add_special_tokens is None else request.add_special_tokens
-    prompts = await _read_prompts(engine, request.prompt, special, echo=request.echo)
+    prompts = await _read_prompts(state, engine, request.prompt, special, echo=request.echo)
     if request.max_tokens is None:
         longest = max(len(prompt.token_ids) for prompt in prompts)
         room = max(1, engine.max_model_len - longest)
@@ -93,7 +94,12 @@ def _check_best_of(request: CompletionRequest) -> None:
 
 
 async def _read_prompts(
-    engine: AsyncEngine, given: str | list[str | int | list[int]], add_special_tokens: bool, *, echo: bool
+    state: ServerState,
+    engine: AsyncEngine,
+    given: str | list[str | int | list[int]],
+    add_special_tokens: bool,
+    *,
+    echo: bool,
 ) -> list[Prompt]:
     """
     Raises:
@@ -115,7 +121,7 @@ async def _read_prompts(
         if not member:
             raise InvalidRequestError("prompt must not be empty", param="prompt")
         if isinstance(member, str):
-            token_ids = await engine.tokenize(member, add_special_tokens)
+            token_ids = await tokenize(state, engine, member, add_special_tokens=add_special_tokens, param="prompt")
             prompts.append(Prompt(token_ids=token_ids, text=member if echo else ""))
         else:
             prompts.append(await _from_ids(engine, member, echo))

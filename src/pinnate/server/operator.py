@@ -20,6 +20,7 @@ from pinnate.server.metrics import CONTENT_TYPE
 from pinnate.server.params import check_model
 from pinnate.server.protocol import DetokenizeRequest, ModelCard, ModelList, TokenizeRequest
 from pinnate.server.state import ServerState
+from pinnate.server.tokenizing import tokenize
 
 
 def _json(value: Any) -> Response:
@@ -84,7 +85,8 @@ class Operator:
             )
         else:
             assert asked.prompt is not None
-            tokens = await engine.tokenize(asked.prompt, asked.add_special_tokens is not False)
+            special = asked.add_special_tokens is not False
+            tokens = await tokenize(state, engine, asked.prompt, add_special_tokens=special, param="prompt")
         strings = None
         if asked.return_token_strs:
             strings = [engine.tokenizer.token_bytes(token).decode("utf-8", "replace") for token in tokens]

@@ -39,6 +39,7 @@ class ServerState:
         self.engine: AsyncEngine | None = None
         self.chat_template: ChatTemplate | None = None
         self.metrics = Metrics()
+        self.longest_token: int | None = None  # bytes; found when first needed
         self.ongoing: set[asyncio.Task[None]] = set()
 
     def ready_engine(self) -> AsyncEngine:

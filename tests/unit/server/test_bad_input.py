@@ -254,3 +254,20 @@ async def test_an_error_quotes_long_names_in_part_only(client: Client) -> None:
     for answer in (await client.complete(model="x" * 10**6), await client.complete(**{"x" * 10**6: 1})):
         assert answer.status in (400, 404)
         assert len(answer.body) < 1000
+
+
+async def test_a_hopelessly_long_text_is_refused_unread(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    encode = client.engine.tokenizer.encode
+    monkeypatch.setattr(
+        client.engine.tokenizer, "encode", lambda text, **kw: read.append(len(text)) or encode(text, **kw)
+    )
+    # The fake vocabulary's longest token is <eos>, 5 bytes: 100 tokens spell 500 characters at most.
+    for length, at_least in ((101, "101"), (1600, "1600"), (1601, "321"), (10**6, "200000")):
+        answer = await client.complete(prompt="x" * length)
+        assert (answer.error["code"], answer.error["param"]) == ("context_length_exceeded", "prompt")
+        assert "100" in answer.error["message"]
+        assert at_least in answer.error["message"]
+    assert read == [101, 1600]
+    chat = await client.chat(messages=[{"role": "user", "content": "x" * 10**6}])
+    assert chat.error["param"] == "messages"
