@@ -1,0 +1,88 @@
+"""The wiring: plans of a tiny checkpoint, and a core that runs it with either executor."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.fakes import make_request
+
+from pinnate.core.config import EngineConfig
+from pinnate.core.errors import ConfigError
+from pinnate.core.machine import Machine
+from pinnate.core.messages import StepOutputs
+from pinnate.engine.build import build_engine, count_elements, plan_engine
+from pinnate.engine.child import LENGTH_BYTES, Startup
+from pinnate.engine.mailbox import Mailbox
+from pinnate.engine.process import read_startup
+from pinnate.models.load import LoadedModel, load_model
+
+TINY = Path(__file__).parents[2] / "data/tiny/llama2"
+MACHINE = Machine(cpus=4, cores=3, cpu_quota=None, memory_available=1 << 30, memory_limit=None)
+
+
+@pytest.fixture(scope="module")
+def model() -> LoadedModel:
+    return load_model(TINY)
+
+
+def config(**fields: object) -> EngineConfig:
+    return EngineConfig(model=str(TINY), **fields)
+
+
+def test_plan(model: LoadedModel) -> None:
+    plan = plan_engine(config(max_num_seqs=2), model, MACHINE)
+    columns = model.config.num_layers * model.config.num_kv_heads * model.config.head_dim
+    assert plan.page_bytes == 2 * columns * 16 * 2
+    assert plan.max_model_len.value == model.config.max_position_embeddings
+    assert plan.num_pages.value == 2 * -(-plan.max_model_len.value // 16)
+    assert (plan.dtype.value, plan.threads.value) == ("bfloat16", 3)
+    assert plan.reasons().keys() == {"dtype", "threads", "KV pool", "max_model_len"}
+
+
+def test_weights_are_taken_off_the_available_memory(model: LoadedModel) -> None:
+    weights = 2 * count_elements(model.graph)
+    assert weights > 0
+    with pytest.raises(ConfigError, match="no memory for the KV pool: 10 B"):
+        plan_engine(config(), model, msgspec.structs.replace(MACHINE, memory_available=weights + 10))
+
+
+@pytest.mark.parametrize("executor", ["native", "reference"])
+def test_build_and_run(executor: str) -> None:
+    mailbox = Mailbox()
+    core, info = build_engine(config(executor=executor, num_pages=4), mailbox, mailbox)
+    assert (info["executor"], info["num_pages"], info["kv_tokens"]) == (executor, 4, 64)
+    assert info["max_model_len"] == min(64, load_model(TINY).config.max_position_embeddings)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(info)) == info  # plain data, ready for the wire
+    mailbox.inbox.append(make_request("r", [1, 2, 3]))
+    core.step()
+    while not core.is_idle:
+        core.step()
+    outputs = [output for m in mailbox.collect() if isinstance(m, StepOutputs) for output in m.outputs]
+    assert sum(len(output.token_ids) for output in outputs) == 8
+    assert outputs[-1].error is None
+    core.close()
+
+
+def test_a_context_that_the_pool_cannot_hold() -> None:
+    mailbox = Mailbox()
+    with pytest.raises(ConfigError, match="--max-model-len 40 does not fit the KV pool: 1 page"):
+        build_engine(config(num_pages=1, max_model_len=40), mailbox, mailbox)
+
+
+class Trickle(io.BytesIO):
+    """A pipe that gives one byte at a time."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        return super().read(min(size or 0, 1))
+
+
+def test_startup_frame() -> None:
+    startup = Startup(config(threads=2), "ipc:///x")
+    frame = msgspec.msgpack.encode(startup)
+    data = len(frame).to_bytes(LENGTH_BYTES, "big") + frame
+    assert read_startup(Trickle(data + b"more")) == startup
+    with pytest.raises(EOFError, match="before the start-up frame"):
+        read_startup(io.BytesIO(data[:-1]))
