@@ -1,8 +1,8 @@
 // Sampling of one row of logits. Defined in NumPy by src/pinnate/executor/sampling.py: the same generator, the same order of steps.
 //
 // A draw never sorts the vocabulary: top_k, top_p and min_p each give a cut in the order "larger logit first, lower id first
-// among equals", and the token is drawn by one walk over the ids in front of the cut. Vectors are the compiler's generic ones of 16
-// lanes on every ISA (no FMA), so all three draw the same token from the same logits, bit for bit.
+// among equals", and the token is drawn by one walk over the ids in front of the cut. Vectors are the compiler's generic ones, as wide
+// as the ISA's, without FMA: weights are the same bits on all three, their float64 sums the same to the last rounding.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -11,21 +11,30 @@
 
 #include "register.h"
 
-#pragma GCC diagnostic ignored "-Wpsabi"  // 64-byte vectors are never returned across a call that is not inlined
+#pragma GCC diagnostic ignored "-Wpsabi"  // vectors are never returned across a call that is not inlined
 
 namespace pinnate::PINNATE_KERNEL_ISA {
 namespace {
 
+#if defined(__AVX512F__)
 constexpr int kLanes = 16;
-typedef float Floats __attribute__((vector_size(64)));
-typedef int32_t Ints __attribute__((vector_size(64)));
-typedef double Doubles __attribute__((vector_size(128)));
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+typedef float Floats __attribute__((vector_size(kLanes * 4)));
+typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
+typedef float HalfFloats __attribute__((vector_size(kLanes * 2)));
+typedef double Doubles __attribute__((vector_size(kLanes * 4)));
 #define PINNATE_INLINE inline __attribute__((always_inline))
 
 constexpr float kGreedyBelow = 1e-5f;
 constexpr float kExpZeroBelow = -87.0f;  // exp is 0 from here on: the end of normal floats
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr int kMaxBlocks = 1024;
+constexpr int kBuckets = 2048;
+alignas(64) constexpr int32_t kIota[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 // exp(s) for s in [-87, 0], 0 below. s = n ln2 + r, |r| <= ln2/2; Taylor to r^7 (error 6e-9), scaled by 2^n.
 PINNATE_INLINE Floats exp_floats(const Floats& s) {
@@ -115,7 +124,8 @@ struct Cut {
 
 PINNATE_INLINE Floats weights(const Row& row, int64_t i, int64_t end, const Cut& cut) {
   Ints id;
-  for (int l = 0; l < kLanes; ++l) id[l] = static_cast<int32_t>(i) + l;
+  std::memcpy(&id, kIota, sizeof id);
+  id += static_cast<int32_t>(i);
   const Floats s = (load(row.x, i, end) - row.top) * row.inv;
   const Ints kept = (s > cut.s) | ((s == cut.s) & (id <= cut.id));
   return (Floats)((Ints)exp_floats(s) & kept);
@@ -123,10 +133,17 @@ PINNATE_INLINE Floats weights(const Row& row, int64_t i, int64_t end, const Cut&
 
 double block_sum(const Row& row, int block, const Cut& cut) {
   const int64_t begin = block * row.width, end = std::min(row.n, begin + row.width);
-  Doubles lanes = {};
-  for (int64_t i = begin; i < end; i += kLanes) lanes += __builtin_convertvector(weights(row, i, end, cut), Doubles);
+  Doubles low = {}, high = {};
+  for (int64_t i = begin; i < end; i += kLanes) {
+    const Floats w = weights(row, i, end, cut);
+    HalfFloats halves[2];
+    std::memcpy(halves, &w, sizeof w);
+    low += __builtin_convertvector(halves[0], Doubles);
+    high += __builtin_convertvector(halves[1], Doubles);
+  }
+  low += high;
   double sum = 0;
-  for (int l = 0; l < kLanes; ++l) sum += lanes[l];
+  for (int l = 0; l < kLanes / 2; ++l) sum += low[l];
   return sum;
 }
 
@@ -202,11 +219,10 @@ int64_t select_top(const Row& row, int64_t k, int32_t* ids) {
   return k;
 }
 
-// The smallest front of the order that holds `share` of the weight of the ids; ids are permuted.
-Cut nucleus(const Row& row, int32_t* ids, int64_t count, double wanted) {
+// The last of the ids needed for their weight, and `passed` of those before them, to reach `wanted`; ids are permuted.
+Cut nucleus(const Row& row, int32_t* ids, int64_t count, double passed, double wanted) {
   const auto before = [&](int32_t a, int32_t b) { return row.before(a, b); };
   int64_t low = 0, high = count;
-  double passed = 0;
   while (high - low > 64) {
     const int64_t middle = (low + high) / 2;
     std::nth_element(ids + low, ids + middle, ids + high, before);
@@ -227,6 +243,38 @@ Cut nucleus(const Row& row, int32_t* ids, int64_t count, double wanted) {
   return {row.s(ids[last]), ids[last]};
 }
 
+// The bucket of each value: 0 holds the largest, and s below kExpZeroBelow has bucket kBuckets - 1.
+PINNATE_INLINE Ints buckets_of(const Floats& s) {
+  const Floats low = Floats{} + kExpZeroBelow;
+  const Floats clamped = s > low ? s : low;
+  return __builtin_convertvector(clamped * ((kBuckets - 1) / kExpZeroBelow), Ints);
+}
+
+// The nucleus of the whole vocabulary: a histogram of weight finds the bucket in which it ends, only that one is ordered.
+Cut nucleus_of_all(const Row& row, double share, int32_t* ids) {
+  double mass[kBuckets] = {};
+  const Cut all;
+  for (int64_t i = 0; i < row.n; i += kLanes) {
+    const Floats w = weights(row, i, row.n, all);
+    const Ints bucket = buckets_of((load(row.x, i, row.n) - row.top) * row.inv);
+    for (int l = 0; l < kLanes; ++l) mass[bucket[l]] += static_cast<double>(w[l]);
+  }
+  double total = 0, passed = 0;
+  for (const double m : mass) total += m;
+  const double wanted = share * total;
+  int last = 0;
+  while (last < kBuckets - 1 && passed + mass[last] < wanted) passed += mass[last++];
+  int64_t count = 0;
+  for (int64_t i = 0; i < row.n; i += kLanes) {
+    const Ints bucket = buckets_of((load(row.x, i, row.n) - row.top) * row.inv);
+    for (int l = 0; l < kLanes && i + l < row.n; ++l) {
+      ids[count] = static_cast<int32_t>(i) + l;
+      count += bucket[l] == last;
+    }
+  }
+  return count > 0 ? nucleus(row, ids, count, passed, wanted) : all;
+}
+
 Cut find_cut(const SampleArgs& a, const Row& row, int32_t* ids) {
   Cut cut;
   int64_t count = 0;
@@ -234,20 +282,12 @@ Cut find_cut(const SampleArgs& a, const Row& row, int32_t* ids) {
     count = select_top(row, a.top_k, ids);
     cut = {row.s(ids[count - 1]), ids[count - 1]};
   }
-  if (a.top_p < 1.0f) {
+  if (a.top_p < 1.0f && count > 0) {
     double total = 0;
-    if (count > 0) {
-      for (int64_t i = 0; i < count; ++i) total += static_cast<double>(exp_float(row.s(ids[i])));
-    } else {
-      double sums[kMaxBlocks];
-      total = total_weight(row, cut, sums);
-      // All tokens lighter than this together weigh less than 1 - top_p: the nucleus lies among the others.
-      const double least = (1.0 - static_cast<double>(a.top_p)) * total / static_cast<double>(row.n) * 0.999;
-      const float floor = std::max(static_cast<float>(std::log(least)) - 1e-3f, kExpZeroBelow);
-      for (int64_t i = 0; i < row.n; ++i)
-        if (row.s(i) >= floor) ids[count++] = static_cast<int32_t>(i);
-    }
-    if (count > 0) cut = nucleus(row, ids, count, static_cast<double>(a.top_p) * total);
+    for (int64_t i = 0; i < count; ++i) total += static_cast<double>(exp_float(row.s(ids[i])));
+    cut = nucleus(row, ids, count, 0, static_cast<double>(a.top_p) * total);
+  } else if (a.top_p < 1.0f) {
+    cut = nucleus_of_all(row, static_cast<double>(a.top_p), ids);
   }
   if (a.min_p > 0) {
     const float least = static_cast<float>(std::log(static_cast<double>(a.min_p)));
