@@ -6,7 +6,6 @@
 #include <new>
 #include <stdexcept>
 #include <string>
-#include <vector>
 
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -56,11 +55,10 @@ int64_t row_blocks(int64_t m, int64_t panels, int64_t threads) {
 void AlignedFree::operator()(unsigned char* p) const { ::free(p); }
 
 AlignedBuffer allocate_aligned(size_t bytes) {
-  const size_t align = bytes >= kHuge/8 ? kHuge : 64;
-  const size_t size = std::max<size_t>((bytes + align - 1) / align * align, align);
-  void* p = ::aligned_alloc(align, size);
-  if (p == nullptr) throw std::bad_alloc();
-  if (align == kHuge) ::madvise(p, size, MADV_HUGEPAGE);  // a hint: failure costs speed only
+  const size_t align = bytes >= kHuge ? kHuge : 64, size = (std::max<size_t>(bytes, 1) + 63) / 64 * 64;
+  void* p = nullptr;
+  if (::posix_memalign(&p, align, size) != 0) throw std::bad_alloc();
+  if (align == kHuge) ::madvise(p, size / 4096 * 4096, MADV_HUGEPAGE);  // a hint: failure costs speed only
   return AlignedBuffer(static_cast<unsigned char*>(p));
 }
 
@@ -86,15 +84,13 @@ OwnedWeight pack(const KernelTable& kernels, ThreadPool& pool, const SourceMatri
   kernels.pack_layout(w);
   owned.memory = allocate_aligned(static_cast<size_t>(w.panels * w.panel_bytes));
   w.data = owned.memory.get();
-  std::vector<std::vector<float>> scratch(static_cast<size_t>(pool.threads()));
-  for (auto& s : scratch) s.resize(static_cast<size_t>(w.k));
-  pool.parallel_for(w.panels, [&](int64_t panel, int thread) {
-    kernels.pack_panel(sources, count, w, panel, scratch[static_cast<size_t>(thread)].data());
-  });
+  pool.parallel_for(w.panels, [&](int64_t panel, int) { kernels.pack_panel(sources, count, w, panel); });
   return owned;
 }
 
-void gemm(const KernelTable& kernels, ThreadPool& pool, const GemmArgs& a) {
+void gemm(const KernelTable& kernels, ThreadPool& pool, const GemmArgs& args) {
+  GemmArgs a = args;
+  a.ahead = pool.threads();  // panels are handed out in turn
   const int64_t panels = a.w->panels, blocks = row_blocks(a.m, panels, pool.threads());
   // Row blocks outermost: a block of x stays in L2 while the panels stream by.
   pool.parallel_for(panels * blocks, [&](int64_t item, int) {

@@ -8,7 +8,7 @@
 
 namespace pinnate {
 
-// Zeroed only where the kernel's pages are; 64-byte aligned (2 MiB and huge pages from 2 MiB on); freed with its owner.
+// Uninitialised memory, 64-byte aligned; from 2 MiB on aligned to 2 MiB and in huge pages where the kernel gives them.
 struct AlignedFree {
   void operator()(unsigned char* p) const;
 };

@@ -54,6 +54,7 @@ struct GemmArgs {
   Epilogue epilogue;
   void* out;
   int64_t ldo;      // elements
+  int64_t ahead = 0;  // a hint: the thread that computes panel p probably goes on with panel p + ahead (0: unknown)
 };
 
 // ---- rows ---------------------------------------------------------------------------------------------------------
@@ -133,7 +134,7 @@ struct KernelTable {
   // gemm.cpp. Sizes `w` (n, k, act, swiglu set by the caller) -> fills panels, panel_bytes.
   void (*pack_layout)(PackedWeight& w);
   // Packs panel p: `sources` are stacked along n (qkv: 3 of them; swiglu: exactly {gate, up}).
-  void (*pack_panel)(const SourceMatrix* sources, int count, PackedWeight& w, int64_t panel, float* scratch);  // scratch: k floats
+  void (*pack_panel)(const SourceMatrix* sources, int count, PackedWeight& w, int64_t panel);
   // Rows [m0, m1) x panel p of the product.
   void (*gemm_tile)(const GemmArgs& a, int64_t m0, int64_t m1, int64_t panel);
   // out[i] = row ids[i] of w (not swiglu) as floats, times scale.

@@ -25,6 +25,7 @@ struct Slice {
   const unsigned char* b;  // first packed row of the block
   int64_t k;               // its length
   bool first;              // starts from zero, else goes on from c
+  const unsigned char* ahead;  // a micro kernel of 4 or more rows prefetches a line of this for each pair of k
 };
 
 // ---- micro kernels: c [R][64] (+)= x [R, k] * panel -----------------------------------------------------------------
@@ -40,9 +41,11 @@ void micro_bf16(const Slice& s, const bf16* x, int64_t ldx, float* c) {
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < 4; ++v) acc[r][v] = s.first ? _mm512_setzero_ps() : vload(c + r * kPanelInt + v * 16);
   const unsigned char* b = s.b;
+  const unsigned char* ahead = s.ahead;
   auto step = [&](auto broadcast) __attribute__((always_inline)) {
     __m512i w[4];
     for (int v = 0; v < 4; ++v) w[v] = _mm512_loadu_si512(b + v * 64);
+    if (R >= 4) _mm_prefetch(reinterpret_cast<const char*>(ahead), _MM_HINT_T1), ahead += 64;
     for (int r = 0; r < R; ++r) {
       const __m512bh a = bits_bh(_mm512_set1_epi32(broadcast(r)));
       for (int v = 0; v < 4; ++v) acc[r][v] = _mm512_dpbf16_ps(acc[r][v], a, bits_bh(w[v]));
@@ -207,11 +210,15 @@ void gemm_tile(const GemmArgs& a, int64_t m0, int64_t m1, int64_t panel) {
   alignas(64) float sums[kChunkRows * kPanel];
   for (int64_t chunk = m0; chunk < m1; chunk += kChunkRows) {
     const int64_t rows = min64(kChunkRows, m1 - chunk), groups = (rows + kRows - 1) / kRows;
+    // Where there are rows enough to keep this core computing, four groups fetch the next panel into L2 meanwhile.
+    const bool prefetch = groups >= 3 && a.ahead > 0 && panel + a.ahead < w.panels;
     for (int64_t k0 = 0; k0 < w.k; k0 += block) {
-      const Slice s{data + k0 * row_size, min64(block, w.k - k0), k0 == 0};
+      const int64_t length = min64(block, w.k - k0);
+      Slice s{data + k0 * row_size, length, k0 == 0, nullptr};
       for (int64_t g = 0; g < groups; ++g) {  // groups of nearly equal size: no thin one at the end
         const int64_t r0 = rows * g / groups, count = rows * (g + 1) / groups - r0;
         float* c = sums + (whole ? 0 : r0 * kPanelInt);
+        s.ahead = prefetch && g < 4 ? s.b + a.ahead * w.panel_bytes + g * (length / 2) * 64 : s.b;
         micro_rows(count, a, s, chunk + r0, k0, c);
         if (s.first && whole) finish(a, chunk + r0, count, panel, c);
       }
@@ -248,26 +255,39 @@ const unsigned char* find_row(const SourceMatrix* sources, int count, const Pack
   return s.data + row * stored_bytes(s.type, s.cols);
 }
 
-void pack_panel(const SourceMatrix* sources, int count, PackedWeight& w, int64_t panel, float* scratch) {
-  unsigned char* data = w.data + panel * w.panel_bytes;
-  for (int64_t j = 0; j < kPanel; ++j) {
-    TensorType type{};
-    const unsigned char* row = find_row(sources, count, w, panel, j, type);
-    if (row == nullptr) std::memset(scratch, 0, static_cast<size_t>(w.k) * 4);
-    else dequantize(type, row, w.k, scratch);
-    if (w.act == Act::kF32) {
-      float* out = reinterpret_cast<float*>(data) + j;
-      for (int64_t k = 0; k < w.k; ++k) out[k * kPanel] = scratch[k];
-      continue;
+constexpr int64_t kGroup = 16;     // columns packed together: their packed elements of one row fill a cache line
+constexpr int64_t kSegment = 256;  // k decoded at a time: whole blocks of every storage type
+
+void pack_columns(const SourceMatrix* sources, int count, PackedWeight& w, int64_t panel, int64_t j0) {
+  const unsigned char* rows[kGroup];
+  TensorType types[kGroup];
+  for (int64_t j = 0; j < kGroup; ++j) rows[j] = find_row(sources, count, w, panel, j0 + j, types[j]);
+  uint32_t* out = reinterpret_cast<uint32_t*>(w.data + panel * w.panel_bytes) + j0;
+  const bool f32 = w.act == Act::kF32;
+  alignas(64) uint32_t words[kSegment][kGroup];
+  alignas(64) float decoded[kSegment] = {};
+  for (int64_t k0 = 0; k0 < w.k; k0 += kSegment) {
+    const int64_t k = min64(kSegment, w.k - k0), packed = f32 ? k : (k + 1) / 2;
+    for (int64_t j = 0; j < kGroup; ++j) {
+      if (rows[j] != nullptr) dequantize(types[j], rows[j] + stored_bytes(types[j], k0), k, decoded);
+      else std::memset(decoded, 0, sizeof decoded);
+      if (f32) {
+        for (int64_t i = 0; i < packed; ++i) std::memcpy(&words[i][j], decoded + i, 4);
+        continue;
+      }
+      if (k % 2 != 0) decoded[k] = 0.0f;
+      for (int64_t i = 0; i < packed; ++i) {
+        uint32_t pair[2];
+        std::memcpy(pair, decoded + 2 * i, 8);
+        words[i][j] = to_bf16_bits(pair[0]) | static_cast<uint32_t>(to_bf16_bits(pair[1])) << 16;
+      }
     }
-    uint32_t* out = reinterpret_cast<uint32_t*>(data) + j;
-    for (int64_t k = 0; k < w.k; k += 2) {
-      uint32_t low, high = 0;
-      std::memcpy(&low, scratch + k, 4);
-      if (k + 1 < w.k) std::memcpy(&high, scratch + k + 1, 4);
-      out[k / 2 * kPanel] = to_bf16_bits(low) | static_cast<uint32_t>(to_bf16_bits(high)) << 16;
-    }
+    for (int64_t i = 0; i < packed; ++i, out += kPanel) std::memcpy(out, words[i], sizeof words[i]);
   }
+}
+
+void pack_panel(const SourceMatrix* sources, int count, PackedWeight& w, int64_t panel) {
+  for (int64_t j = 0; j < kPanel; j += kGroup) pack_columns(sources, count, w, panel, j);
 }
 
 void unpack_rows(const PackedWeight& w, const int32_t* ids, int64_t count, float scale, float* out, int64_t ldo) {
