@@ -122,18 +122,13 @@ def _automatic_pages(shape: KVShape, max_num_seqs: int, max_model_len: int, avai
 
 
 def fit_max_model_len(chosen: Choice[int], requested: int | None, num_pages: int, page_size: int) -> Choice[int]:
-    """Lowers an automatic context to what the pool holds.
-
-    Raises:
-        ConfigError: a context that was asked for does not fit the pool.
-    """
+    """Lowers an automatic context to what the pool holds. One that was asked for stays: admission refuses the requests
+    that the pool cannot hold, one by one."""
     tokens = num_pages * page_size
     if chosen.value <= tokens:
         return chosen
     if requested is not None:
-        raise ConfigError(
-            f"--max-model-len {requested} does not fit the KV pool: {num_pages} pages of {page_size}, {tokens} tokens"
-        )
+        return Choice(chosen.value, f"{chosen.reason}; the KV pool limits a request to {tokens} tokens")
     return Choice(tokens, f"{tokens} tokens: all that the KV pool holds, of the model's {chosen.value}")
 
 

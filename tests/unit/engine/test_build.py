@@ -68,8 +68,10 @@ def test_build_and_run(executor: str) -> None:
 
 def test_a_context_that_the_pool_cannot_hold() -> None:
     mailbox = Mailbox()
-    with pytest.raises(ConfigError, match="--max-model-len 40 does not fit the KV pool: 1 page"):
-        build_engine(config(num_pages=1, max_model_len=40), mailbox, mailbox)
+    core, info = build_engine(config(num_pages=1, max_model_len=40), mailbox, mailbox)
+    assert info["max_model_len"] == 40
+    assert "16 tokens" in info["reasons"]["max_model_len"]
+    core.close()
 
 
 class Trickle(io.BytesIO):
