@@ -1,4 +1,5 @@
-// The Python module pinnate._native (typed by src/pinnate/_native.pyi). Converts arguments, releases the GIL; decides nothing.
+// The Python module pinnate._native (typed by src/pinnate/_native.pyi). Converts arguments, releases the GIL; decides
+// nothing.
 #include <algorithm>
 #include <array>
 #include <stdexcept>
@@ -220,8 +221,8 @@ NB_MODULE(_native, m) {
       .def("__init__",
            [](Program* self, const std::string& isa, const std::string& act, int threads, int page_size, int num_pages,
               std::vector<std::pair<int, int>> kv_layers, int64_t max_tokens, int64_t block_rows) {
-             new (self) Program(isa, threads, {named(act, kActs), page_size, num_pages, std::move(kv_layers), max_tokens,
-                                               block_rows});
+             ProgramSpec spec{named(act, kActs), page_size, num_pages, std::move(kv_layers), max_tokens, block_rows};
+             new (self) Program(isa, threads, std::move(spec));
            },
            nb::kw_only(), "isa"_a, "act"_a, "threads"_a, "page_size"_a, "num_pages"_a, "kv_layers"_a, "max_tokens"_a,
            "block_rows"_a)

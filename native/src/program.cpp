@@ -1,4 +1,5 @@
-// Building a program: memory, weights, and the proof that every instruction stays inside the arena and names things that exist.
+// Building a program: memory, weights, and the proof that every instruction stays inside the arena and names things
+// that exist.
 #include "program.h"
 
 #include <algorithm>
@@ -164,7 +165,8 @@ void Program::check(const Instruction& instruction) {
           [&](const AttentionOp& op) {
             const KVLayout& kv = layer_of(op.layer);
             require(op.num_heads >= 1 && op.num_heads % kv.num_kv_heads == 0, "heads are not groups of KV heads");
-            use(op.q, int64_t{op.num_heads} * kv.head_dim, false), use(op.out, int64_t{op.num_heads} * kv.head_dim, false);
+            const int64_t cols = int64_t{op.num_heads} * kv.head_dim;
+            use(op.q, cols, false), use(op.out, cols, false);
           },
           [&](const GatherOp& op) {
             use(op.out, op.cols, true);

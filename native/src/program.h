@@ -1,8 +1,9 @@
 // A model as a flat list of instructions over one arena, and the runner that executes a step of it.
 //
-// Built once by executor/native/ (weights, then instructions, then finish), then run once a step. Instructions up to the
-// first gather work on the T token rows; from there on they run on the R logits rows, in blocks of at most block_rows, each
-// followed by the sampling of its rows. Offsets are bytes into the arena; where a buffer lies is the plan of the caller.
+// Built once by executor/native/ (weights, then instructions, then finish), then run once a step. Instructions up to
+// the first gather work on the T token rows; from there on they run on the R logits rows, in blocks of at most
+// block_rows, each followed by the sampling of its rows. Offsets are bytes into the arena; where a buffer lies is the
+// plan of the caller.
 #pragma once
 #include <memory>
 #include <string>

@@ -1,5 +1,5 @@
-// Running a program: one step, instruction by instruction. Cuts rows for the threads; the cut changes no bit of a result (the
-// kernels' contract), so it may depend on the sizes at hand.
+// Running a program: one step, instruction by instruction. Cuts rows for the threads; the cut changes no bit of a
+// result (the kernels' contract), so it may depend on the sizes at hand.
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
@@ -204,9 +204,10 @@ void Program::sample(const Step& step, int64_t first_row, int64_t rows, size_t& 
   while (next < step.samples.size() && step.samples[next].row < first_row + rows) ++next;
   pool_.parallel_for(static_cast<int64_t>(next - begin), [&](int64_t i, int thread) {
     const size_t n = begin + static_cast<size_t>(i);
-    const int32_t row = step.samples[n].row;
-    const bool shared = (n > begin && step.samples[n - 1].row == row) || (n + 1 < next && step.samples[n + 1].row == row);
-    sample_one(step, n, first_row, shared, reinterpret_cast<float*>(sample_scratch_[static_cast<size_t>(thread)].data()));
+    const SampleRecord* r = &step.samples[n];
+    const bool shared = (n > begin && r[-1].row == r->row) || (n + 1 < next && r[1].row == r->row);
+    float* scratch = reinterpret_cast<float*>(sample_scratch_[static_cast<size_t>(thread)].data());
+    sample_one(step, n, first_row, shared, scratch);
   });
 }
 

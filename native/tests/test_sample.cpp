@@ -58,7 +58,8 @@ void test_greedy(const KernelTable& t) {
     auto a = arguments(logits);
     a.temperature = 0;
     int32_t best = 0;
-    for (int32_t i = 1; i < vocab; ++i) best = logits[static_cast<size_t>(i)] > logits[static_cast<size_t>(best)] ? i : best;
+    for (int32_t i = 1; i < vocab; ++i)
+      if (logits[static_cast<size_t>(i)] > logits[static_cast<size_t>(best)]) best = i;
     CHECK(run(t, a) == best);
     logits.back() = logits[static_cast<size_t>(best)];  // a tie: the lower id wins
     CHECK(run(t, a) == best);

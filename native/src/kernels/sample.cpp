@@ -1,8 +1,10 @@
-// Sampling of one row of logits. Defined in NumPy by src/pinnate/executor/sampling.py: the same generator, the same order of steps.
+// Sampling of one row of logits. Defined in NumPy by src/pinnate/executor/sampling.py: the same generator, the same
+// order of steps.
 //
-// A draw never sorts the vocabulary: top_k, top_p and min_p each give a cut in the order "larger logit first, lower id first
-// among equals", and the token is drawn by one walk over the ids in front of the cut. Vectors are the compiler's generic ones, as wide
-// as the ISA's, without FMA: weights are the same bits on all three, their float64 sums the same to the last rounding.
+// A draw never sorts the vocabulary: top_k, top_p and min_p each give a cut in the order "larger logit first, lower id
+// first among equals", and the token is drawn by one walk over the ids in front of the cut. Vectors are the compiler's
+// generic ones, as wide as the ISA's, without FMA: weights are the same bits on all three, their float64 sums the same
+// to the last rounding.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -193,7 +195,8 @@ int32_t draw(const Row& row, const Cut& cut, double u) {
   return static_cast<int32_t>(chosen);
 }
 
-// Puts the ids of the first k tokens of the order into ids[0, k), the k-th at the end, the others in no order. Returns k <= n.
+// Puts the ids of the first k tokens of the order into ids[0, k), the k-th at the end, the others in no order.
+// Returns k, at most n.
 int64_t select_top(const Row& row, int64_t k, int32_t* ids) {
   k = std::min(k, row.n);
   const auto before = [&](int32_t a, int32_t b) { return row.before(a, b); };
@@ -250,7 +253,7 @@ PINNATE_INLINE Ints buckets_of(const Floats& s) {
   return __builtin_convertvector(clamped * ((kBuckets - 1) / kExpZeroBelow), Ints);
 }
 
-// The nucleus of the whole vocabulary: a histogram of weight finds the bucket in which it ends, only that one is ordered.
+// The nucleus of the whole vocabulary: a histogram of weight finds the bucket where it ends, only that one is ordered.
 Cut nucleus_of_all(const Row& row, double share, int32_t* ids) {
   double mass[kBuckets] = {};
   const Cut all;
