@@ -100,7 +100,7 @@ class RadixCache:
         root = self._roots.get(namespace)
         if root is None:
             return NO_MATCH
-        node, length, pages = self._walk(root, tokens, limit)
+        node, length, pages = self._walk(root, tokens, min(limit, len(tokens)))
         tail = self._page_of(node, length // self._page_size) if length % self._page_size else NULL_PAGE
         return PrefixMatch(length, pages, tail, node)
 
