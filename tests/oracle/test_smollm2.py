@@ -12,6 +12,7 @@ import pytest
 from pinnate.core.batch import Sample, ScheduledSequence, SchedulerOutput
 from pinnate.core.sampling import SamplingParams
 from pinnate.executor.base import Executor
+from pinnate.executor.native import NativeExecutor
 from pinnate.executor.reference import ReferenceExecutor
 from pinnate.models.load import LoadedModel, load_model
 from pinnate.weights.resolve import resolve_model
@@ -20,6 +21,7 @@ from tests.oracle.forced import PAGE_SIZE, forced_logits, spec_for
 DATA = Path(__file__).parents[1] / "data"
 GREEDY = json.loads((DATA / "smollm2_greedy.json").read_text())["greedy"]
 FORCED = json.loads((DATA / "smollm2_forced.json").read_text())
+pytestmark = pytest.mark.timeout(600)  # minutes of fp32 arithmetic where the cores are shared
 CHUNK = 278  # 8 chunks of the 2,224 tokens
 PAGES_EACH = 8
 EOS = 2
@@ -104,3 +106,39 @@ def test_reference_repeats_the_teacher_forced_facts(reference_logits):
         np.testing.assert_allclose(reference_logits[int(position), :64], expected, rtol=0, atol=1e-4)
     best = np.partition(reference_logits, -2, axis=-1)[:, -2:]
     np.testing.assert_allclose(best[:, 1] - best[:, 0], FORCED["margin_top2"], rtol=0, atol=5e-4)
+
+
+def native_logits(model, dtype: str) -> np.ndarray:
+    token_ids = FORCED["token_ids"]
+    executor = NativeExecutor(model.graph, spec_for(len(token_ids)), dtype=dtype, isa="auto", threads=2)
+    logits = forced_logits(executor, token_ids, CHUNK)
+    executor.close()
+    return logits
+
+
+def test_native_fp32_agrees_with_the_reference(model, reference_logits):
+    """1e-4 is the size of fp32 rounding itself here: logits reach 42, and against float64 arithmetic the reference is
+    off by up to 1.1e-4. So nearly all logits must agree to 1e-4, none may be far off, and no top token may differ."""
+    logits = native_logits(model, "float32")
+    assert logits.argmax(axis=-1).tolist() == FORCED["argmax_ids"]
+    np.testing.assert_allclose(logits, reference_logits, rtol=0, atol=5e-4)
+    parts = [logits[at : at + CHUNK] - reference_logits[at : at + CHUNK] for at in range(0, len(logits), CHUNK)]
+    assert np.sqrt(np.mean([np.mean(part**2) for part in parts])) < 4e-5
+    assert np.mean([np.mean(np.abs(part) < 1e-4) for part in parts]) > 0.995
+
+
+def test_native_fp32_repeats_every_greedy_output(model):
+    spec = spec_for(len(GREEDY) * PAGES_EACH * PAGE_SIZE)
+    executor = NativeExecutor(model.graph, spec, dtype="float32", isa="auto", threads=2)
+    outputs = greedy_outputs(executor)
+    executor.close()
+    for entry, output in zip(GREEDY, outputs, strict=True):
+        assert output == entry["output_ids"], entry["name"]
+
+
+def test_native_bf16_is_close_to_the_recorded_facts(model):
+    logits = native_logits(model, "bfloat16")
+    assert perplexity(logits) == pytest.approx(FORCED["perplexity"], rel=0.002)
+    same = logits.argmax(axis=-1) == np.array(FORCED["argmax_ids"])
+    assert same[np.array(FORCED["margin_top2"]) > 0.3].all()
+    assert same.mean() >= 0.975
