@@ -1,1 +1,1 @@
-"""Pinnate."""
+"""Weight files: GGUF, safetensors, and the canonical names their tensors are taken by. Imports graph and core."""
