@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -18,10 +19,11 @@ import pytest_asyncio
 
 from pinnate.core.config import EngineConfig
 from pinnate.core.errors import ConfigError, EngineDeadError, ModelError
+from pinnate.core.messages import Abort
 from pinnate.core.request import FinishReason
 from pinnate.core.sampling import SamplingParams
 from pinnate.engine.async_engine import AsyncEngine
-from pinnate.engine.child import EngineChild
+from pinnate.engine.child import EngineChild, private_folder
 from pinnate.engine.client import ProcessClient
 from pinnate.weights.resolve import default_model_path
 
@@ -60,8 +62,12 @@ async def complete(engine: AsyncEngine) -> None:
     assert deltas[-1].finish_reason is FinishReason.LENGTH
 
 
-def engine_folders() -> set[Path]:
-    return set(Path(os.environ.get("TMPDIR", "/tmp")).glob("pinnate-*"))
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the engine's socket is made, in this test alone."""
+    folder = tmp_path_factory.mktemp("s")
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
 
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -105,18 +111,36 @@ async def test_killed_engine_is_noticed_and_restarted(engine: AsyncEngine) -> No
     await complete(engine)
 
 
-async def test_nothing_is_left_after_close() -> None:
-    before = engine_folders()
+async def test_nothing_is_left_after_close(folder: Path) -> None:
     engine = await AsyncEngine.start(config())
     process = psutil.Process(child_of(engine))
-    assert engine_folders() == before  # both ends are connected: the socket's file is gone
+    assert list(folder.iterdir()) == []  # both ends are connected: the socket's file is gone
     stream = await engine.submit([1, 2, 3], LONG, request_id="r")
     await engine.close()
     with pytest.raises(EngineDeadError, match="shut down"):
         async for _ in stream:
             pass
     assert not process.is_running()
-    assert engine_folders() == before
+    assert list(folder.iterdir()) == []
+
+
+async def test_the_socket_is_private_and_its_path_short(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = private_folder()
+    assert (made.parent, made.stat().st_mode & 0o777) == (folder, 0o700)
+    deep = folder / ("x" * 100)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    short = private_folder()
+    assert len(str(short)) < 50
+    assert list(deep.iterdir()) == []
+    short.rmdir()
+
+
+async def test_a_closed_client_drops_messages() -> None:
+    client = ProcessClient(EngineChild(config(model="/no/such/model")))
+    await client.close()
+    client.send(Abort(["x"]))
+    await client.close()
 
 
 def watchers() -> int:
@@ -132,12 +156,12 @@ def watchers() -> int:
     ],
 )
 async def test_refusals_to_start_arrive_as_their_class(
-    changes: dict[str, object], error: type[Exception], text: str
+    changes: dict[str, object], error: type[Exception], text: str, folder: Path
 ) -> None:
-    folders, threads = engine_folders(), watchers()
+    threads = watchers()
     with pytest.raises(error, match=text):
         await AsyncEngine.start(config(**changes))
-    assert engine_folders() == folders
+    assert list(folder.iterdir()) == []
     assert watchers() == threads
 
 

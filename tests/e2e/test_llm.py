@@ -141,5 +141,16 @@ def test_start_up_errors(tmp_path: Path) -> None:
         LLM(tmp_path / "no-such-model.gguf")
     with pytest.raises(ConfigError, match="--max-model-len 100000 is beyond"):
         LLM(max_model_len=100000)
-    with pytest.raises(ConfigError, match="does not fit the KV pool: 2 pages of 16, 32 tokens"):
-        LLM(max_model_len=100, num_pages=2)
+    with pytest.raises(ConfigError, match="--kv-cache-memory 7 holds no page"):
+        LLM(kv_cache_memory=7)
+
+
+def test_a_request_larger_than_the_pool_is_refused_with_the_numbers() -> None:
+    with LLM(max_model_len=100, num_pages=2) as llm:
+        assert (llm.info["max_model_len"], llm.info["kv_tokens"]) == (100, 32)
+        with pytest.raises(
+            ContextLengthError, match=r"20 prompt tokens and 1 x 14 output tokens need 3 pages .* has 2"
+        ):
+            llm.generate([[1] * 20], SamplingParams(max_tokens=14), use_tqdm=False)
+        (result,) = llm.generate([[1] * 20], SamplingParams(max_tokens=13, ignore_eos=True), use_tqdm=False)
+        assert len(result.outputs[0].token_ids) == 13

@@ -7,6 +7,7 @@ Light to import, so that a program can start the child first and import the rest
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from pinnate.core.config import EngineConfig
 LENGTH_BYTES = 4
 STDERR_LINES = 6
 CLOSE_SECONDS = 5.0
+MAX_FOLDER_LENGTH = 95  # the path of a Unix socket has at most 107 bytes (103 on macOS)
 
 
 class Startup(msgspec.Struct, frozen=True):
@@ -46,7 +48,7 @@ class EngineChild:
     """
 
     def __init__(self, config: EngineConfig, forward: Callable[[str], object] | None = None) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="pinnate-"))  # mode 0700
+        self._folder = private_folder()
         self.address = f"ipc://{self._folder}/engine"
         self.exited: Future[int] = Future()
         self._tail: deque[str] = deque(maxlen=STDERR_LINES)
@@ -116,6 +118,15 @@ class EngineChild:
                 self._tail.append(text.strip())
                 self._forward(text)
         self.exited.set_result(self._process.wait())
+
+
+def private_folder() -> Path:
+    """A new folder of mode 0700 whose path is short enough for a socket in it."""
+    folder = Path(tempfile.mkdtemp(prefix="pinnate-"))
+    if len(os.fsencode(folder)) > MAX_FOLDER_LENGTH:
+        folder.rmdir()
+        folder = Path(tempfile.mkdtemp(prefix="pinnate-", dir="/tmp"))
+    return folder
 
 
 def _to_stderr(text: str) -> None:

@@ -81,7 +81,8 @@ class ProcessClient:
         return message.info
 
     def send(self, message: ToEngine) -> None:
-        self._socket.send(self._encoder.encode(message))
+        if not self._socket.closed:
+            self._socket.send(self._encoder.encode(message))
 
     async def receive(self) -> FromEngine:
         return self._decoder.decode(await self._receive_frame())
