@@ -77,36 +77,55 @@ template <int R>
 constexpr int kVectors = R == 1 ? 8 : R <= 3 ? 4 : 2;
 #endif
 
+// acc [R][V] += x [R] times V vectors of weights. Whichever needs fewer registers at once is loaded first.
+template <int R, int V, class Load>
+PINNATE_INLINE void multiply_add(vf (&acc)[R][V], const float* x, int64_t ldx, Load load) {
+  if constexpr (R < V) {
+    vf a[R];
+    for (int r = 0; r < R; ++r) a[r] = vset(x[r * ldx]);
+    for (int v = 0; v < V; ++v) {
+      const vf w = load(v);
+      for (int r = 0; r < R; ++r) acc[r][v] = vfma(a[r], w, acc[r][v]);
+    }
+  } else {
+    vf w[V];
+    for (int v = 0; v < V; ++v) w[v] = load(v);
+    for (int r = 0; r < R; ++r) {
+      const vf a = vset(x[r * ldx]);
+      for (int v = 0; v < V; ++v) acc[r][v] = vfma(a, w[v], acc[r][v]);
+    }
+  }
+}
+
+// A pass over some of a panel's columns skips through memory, which the hardware does not foresee: the first pass fetches
+// the packed rows whole, a little ahead.
+template <int V>
+PINNATE_INLINE void fetch_rows(const void* row) {
+  if constexpr (V * kLanes < kPanel)
+    for (int line = 0; line < 4; ++line) __builtin_prefetch(static_cast<const char*>(row) + 2048 + 64 * line);
+}
+
 // The same with float rows of x. Panels of bf16 (kPairs) are widened as they are read.
 template <int R, bool kPairs>
 void micro_f32(const Slice& s, const float* x, int64_t ldx, float* c) {
   constexpr int V = kVectors<R>;
-  constexpr int64_t kStride = kPairs ? 2 * kPanelInt : kPanelInt;  // elements of a packed row
   for (int64_t column = 0; column < kPanelInt; column += V * kLanes) {
     vf acc[R][V];
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < V; ++v) acc[r][v] = s.first ? vset(0.0f) : vload(c + r * kPanelInt + column + v * kLanes);
     if constexpr (kPairs) {
       const bf16* b = reinterpret_cast<const bf16*>(s.b) + 2 * column;
-      for (int64_t k = 0; k < s.k; k += 2, b += kStride) {  // x is padded to whole pairs
-        for (int v = 0; v < V; ++v) {
-          const vf w = vlow(b + 2 * v * kLanes);
-          for (int r = 0; r < R; ++r) acc[r][v] = vfma(vset(x[r * ldx + k]), w, acc[r][v]);
-        }
-        for (int v = 0; v < V; ++v) {
-          const vf w = vhigh(b + 2 * v * kLanes);
-          for (int r = 0; r < R; ++r) acc[r][v] = vfma(vset(x[r * ldx + k + 1]), w, acc[r][v]);
-        }
+      for (int64_t k = 0; k < s.k; k += 2, b += 2 * kPanelInt) {  // x is padded to whole pairs
+        if (column == 0) fetch_rows<V>(b);
+        multiply_add<R, V>(acc, x + k, ldx, [&](int v) __attribute__((always_inline)) { return vlow(b + 2 * v * kLanes); });
+        multiply_add<R, V>(acc, x + k + 1, ldx,
+                           [&](int v) __attribute__((always_inline)) { return vhigh(b + 2 * v * kLanes); });
       }
     } else {
       const float* b = reinterpret_cast<const float*>(s.b) + column;
-      for (int64_t k = 0; k < s.k; ++k, b += kStride) {
-        vf w[V];
-        for (int v = 0; v < V; ++v) w[v] = vload(b + v * kLanes);
-        for (int r = 0; r < R; ++r) {
-          const vf a = vset(x[r * ldx + k]);
-          for (int v = 0; v < V; ++v) acc[r][v] = vfma(a, w[v], acc[r][v]);
-        }
+      for (int64_t k = 0; k < s.k; ++k, b += kPanelInt) {
+        if (column == 0) fetch_rows<V>(b);
+        multiply_add<R, V>(acc, x + k, ldx, [&](int v) __attribute__((always_inline)) { return vload(b + v * kLanes); });
       }
     }
     for (int r = 0; r < R; ++r)

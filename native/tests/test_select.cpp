@@ -1,0 +1,39 @@
+// Every table is whole, and only what this CPU runs can be selected.
+#include <stdexcept>
+#include <string>
+
+#include "../src/cpu.h"
+#include "../src/kernels.h"
+#include "check.h"
+
+using namespace pinnate;
+
+namespace {
+
+bool whole(const KernelTable& t) {
+  return t.pack_layout && t.pack_panel && t.gemm_tile && t.unpack_rows && t.dequantize && t.rms_norm && t.layer_norm &&
+         t.unary && t.binary && t.to_act && t.kv_page_bytes && t.qkv && t.attention_items && t.attention_scratch &&
+         t.attention && t.sample && t.peak_flops && t.peak_int8;
+}
+
+bool refused(const char* name) {
+  try {
+    select_kernels(name);
+  } catch (const std::invalid_argument& e) {
+    return std::string(e.what()).rfind("isa: ", 0) == 0;
+  }
+  return false;
+}
+
+}  // namespace
+
+int main() {
+  CHECK(whole(kernels_portable()) && whole(kernels_avx2()) && whole(kernels_avx512()));
+  for (const char* isa : {"avx512", "avx2", "portable"}) {
+    if (cpu_runs(isa)) CHECK(std::string(select_kernels(isa).isa) == isa);
+    else CHECK(refused(isa));
+  }
+  CHECK(select_kernels("auto").isa == cpu_info().isas.front());
+  CHECK(refused("neon") && refused(""));
+  return test::finish("select");
+}
