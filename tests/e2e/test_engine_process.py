@@ -82,9 +82,10 @@ async def test_round_trip(engine: AsyncEngine) -> None:
     assert (await engine.command("check_integrity")) == {"ok": True}
 
 
-async def test_ctrl_c_reaches_the_parent_alone(engine: AsyncEngine) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_signals_to_the_group_are_the_parents_to_handle(engine: AsyncEngine, number: int) -> None:
     assert os.getpgid(child_of(engine)) != os.getpgid(0)
-    os.kill(child_of(engine), signal.SIGINT)
+    os.kill(child_of(engine), number)
     await complete(engine)
 
 

@@ -108,7 +108,10 @@ def run(startup: Startup) -> int:
 
 
 def main() -> int:
+    # The parent ends this process by closing its stdin, after it has drained; a signal sent to the whole group (Ctrl-C in
+    # a terminal, a service manager's SIGTERM) must not come before that.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faulthandler.enable()
     logging.basicConfig(
         level=read_environment().log_level.upper(), format="%(asctime)s %(levelname)s engine %(name)s: %(message)s"
