@@ -34,7 +34,7 @@ class StepDraft:
         samples: tuple[Sample, ...] = ()
         if end == len(seq.token_ids):
             samples = _samples(seq, state)
-        if state.scores_needed and end > len(state.prompt_scores):
+        if state.scores_needed and end > len(state.prompt_scores):  # not again what was scored before a preemption
             score = seq.token_ids[start + 1 : min(end + 1, seq.num_prompt_tokens)]
             score_top = state.request.sampling.prompt_logprobs or 0
         self._parts.append(ScheduledSequence(seq.seq_id, start, tokens, seq.page_table, samples, score, score_top))

@@ -203,7 +203,7 @@ class Scheduler:
             state = self._states[seq.request.request_id]
             seq.num_computed_tokens = part.start + len(part.token_ids)
             if part.score is not None:
-                state.prompt_scores[part.start : part.start + len(part.score)] = result.scores[part.seq_id]
+                state.prompt_scores[part.start :] = result.scores[part.seq_id]
             if len(part.token_ids) > 1 or seq.num_computed_tokens % self._cache.page_size == 0:
                 self._cache.commit(seq)
             if not part.samples:

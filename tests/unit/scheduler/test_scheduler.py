@@ -207,18 +207,18 @@ def test_preemption_takes_the_last_and_its_work_is_found_again() -> None:
 
 
 def test_a_scheduled_sequence_is_never_preempted_in_its_step() -> None:
-    engine = Engine(num_pages=6, page_size=4, budget=6, caching=False)
-    engine.add("long", list(range(1, 17)), max_tokens=1)
-    engine.add("short", [20], max_tokens=12)
+    engine = Engine(num_pages=5, page_size=4, budget=3, caching=False)
+    engine.add("decoding", [20], max_tokens=12, priority=1)
+    engine.step()
+    engine.add("prompt", list(range(1, 17)), max_tokens=1)  # ranks before the decoding one, but runs after it
     engine.scheduler._admission.new_token_ratio = 0.0
-    while engine.scheduler.has_work():
+    while not engine.scheduler.stats().preemptions:
         engine.step()
-        assert engine.output is not None
-        running = engine.scheduler._running_ids
-        for part in engine.output.sequences:
-            ended = all(running[i].seq_id != part.seq_id for i in running)
-            assert ended or running[part.seq_id].num_computed_tokens == part.start + len(part.token_ids)
-    assert len(engine.tokens["short", 0]) == 12
+        assert engine.sizes()[0] == 1
+    assert [seq.request.request_id for seq in engine.scheduler._waiting] == ["prompt"]
+    assert engine.sizes() == [1]
+    engine.run()
+    assert engine.tokens == {("decoding", 0): [100] * 12, ("prompt", 0): [100]}
 
 
 def test_preempted_sequences_start_again_before_new_ones() -> None:
@@ -308,6 +308,9 @@ def test_refusals_name_the_numbers() -> None:
         engine.scheduler.add(make_request("a", [1]))
     with pytest.raises(QueueFullError, match="1 requests are waiting"):
         engine.add("b", [1])
+    engine.scheduler._admission.new_token_ratio = 1.0  # expects more than can be, yet what fits alone starts
+    engine.step()
+    assert engine.sizes() == [40]
     engine.run()
     assert len(engine.ends) == 1
 
