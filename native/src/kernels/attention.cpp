@@ -149,15 +149,16 @@ Item find_item(const AttentionArgs& a, int64_t item) {
 
 // Per-thread memory of an item, in floats, each part 64-byte aligned.
 struct Scratch {
-  float* q;         // [kItemRows][q_words] left operand of the scores
-  float* out;       // [kItemRows][columns]
-  float* sums;      // [kItemRows][kWidth] running sum of weights, by lane
-  float* maximum;   // [kItemRows]
-  float* scores;    // [kRows][kBlock]
-  float* weights;   // [kRows][kBlock]
+  float* q;            // [kItemRows][q_words] left operand of the scores
+  float* out;          // [kItemRows][columns]
+  float* sums;         // [kItemRows][kWidth] running sum of weights, by lane
+  float* maximum;      // [kItemRows]
+  int32_t* positions;  // [kItemRows]
+  float* scores;       // [kRows][kBlock]
+  float* weights;      // [kRows][kBlock]
 
   static int64_t align(int64_t floats) { return (floats + 15) / 16 * 16; }
-  static int64_t row_floats(const Geometry& g) { return align(g.steps * 2) + g.columns + 16 + 16; }
+  static int64_t row_floats(const Geometry& g) { return align(g.steps * 2) + g.columns + 16 + 1 + 1; }
   static size_t bytes(const Geometry& g) { return static_cast<size_t>(kItemRows * row_floats(g) + 2 * 8 * kBlock) * 4 + 64; }
 
   Scratch(const Geometry& g, unsigned char* memory) {
@@ -165,7 +166,8 @@ struct Scratch {
     out = q + kItemRows * align(g.steps * 2);
     sums = out + kItemRows * g.columns;
     maximum = sums + kItemRows * 16;
-    scores = maximum + kItemRows * 16;
+    positions = reinterpret_cast<int32_t*>(maximum + kItemRows);
+    scores = maximum + 2 * kItemRows;
     weights = scores + 8 * kBlock;
   }
 };
@@ -247,13 +249,12 @@ struct ItemRun {
   const Geometry g;
   const Item item;
   const Scratch m;
-  const int64_t group, q_words, first_position;  // position of the first token of the sequence in this step
+  const int64_t group, q_words;
 
   ItemRun(const AttentionArgs& args, const Item& which, unsigned char* memory)
-      : a(args), g(args.kv), item(which), m(g, memory), group(group_size(args)), q_words(g.steps * Dot<A>::kWords),
-        first_position(args.contexts[which.seq] - (args.seq_starts[which.seq + 1] - args.seq_starts[which.seq])) {}
+      : a(args), g(args.kv), item(which), m(g, memory), group(group_size(args)), q_words(g.steps * Dot<A>::kWords) {}
 
-  int64_t position(int64_t r) const { return first_position + (item.first + r) / group; }
+  int64_t position(int64_t r) const { return m.positions[r]; }
   int64_t first_key(int64_t r) const {  // of row r
     return a.window > 0 && position(r) >= a.window ? position(r) - a.window + 1 : 0;
   }
@@ -264,7 +265,9 @@ struct ItemRun {
   }
 
   void run() const {
+    const int64_t first_position = a.contexts[item.seq] - (a.seq_starts[item.seq + 1] - a.seq_starts[item.seq]);
     for (int64_t r = 0; r < item.rows; ++r) {
+      m.positions[r] = static_cast<int32_t>(first_position + (item.first + r) / group);
       load_query<A>(a, call_row(r), m.q + r * q_words);
       m.maximum[r] = -FLT_MAX;  // finite, so that "masked minus maximum" is -inf and never NaN
     }
@@ -276,28 +279,37 @@ struct ItemRun {
     for (int64_t r = 0; r < item.rows; ++r) write_row(r);
   }
 
-  void run_block(int64_t start) const {
-    BlockTiles block;
+  // The tiles of the block at `start` that hold keys some row sees; returns how many.
+  int find_tiles(int64_t start, BlockTiles& block) const {
     const int64_t end = position(item.rows - 1) + 1;
     const int32_t* pages = a.page_indices + a.page_offsets[item.seq];
-    for (int t = 0; t < kBlockTiles; ++t) {
-      const int64_t token = start + t * kTile;
-      if (token >= end) break;
+    int t = 0;
+    for (; t < kBlockTiles && start + t * kTile < end; ++t) {
+      const int64_t token = start + t * kTile, offset = token % a.kv.page_size;
       const unsigned char* base = a.pool + pages[token / a.kv.page_size] * g.page + item.head * g.head;
-      const int64_t offset = token % a.kv.page_size;
       block.keys[t] = base + offset * 4;
       block.values[t] = base + g.keys + offset / g.per * g.value_stride;
+    }
+    return t;
+  }
+
+  void run_block(int64_t start) const {
+    BlockTiles block = {}, next = {};
+    const int tiles = find_tiles(start, block), next_tiles = find_tiles(start + kBlock, next);
+    for (int t = next_tiles; t < kBlockTiles; ++t) {  // nothing to fetch there: point at what is at hand
+      next.keys[t] = block.keys[t < tiles ? t : 0];
+      next.values[t] = block.values[t < tiles ? t : 0];
     }
     for (int64_t r = 0; r < item.rows; r += kRows) {
       const int64_t rows = item.rows - r < kRows ? item.rows - r : kRows;
       const int64_t high = position(r + rows - 1) + 1 - start;
       if (high <= 0 || first_key(r) >= start + kBlock) continue;
-      run_rows(block, start, r, rows, high < kBlock ? high : kBlock);
+      run_rows(block, r == 0 && next_tiles ? &next : nullptr, start, r, rows, high < kBlock ? high : kBlock);
     }
   }
 
-  // Rows [r, r + rows) against the first `tokens` keys of the block at `start`.
-  void run_rows(const BlockTiles& block, int64_t start, int64_t r, int64_t rows, int64_t tokens) const {
+  // Rows [r, r + rows) against the first `tokens` keys of the block at `start`; fetches `next` meanwhile unless null.
+  void run_rows(const BlockTiles& block, const BlockTiles* next, int64_t start, int64_t r, int64_t rows, int64_t tokens) const {
     const int tiles = static_cast<int>((tokens + kTile - 1) / kTile);
     Span spans[kRows];
     float alpha[kRows];
@@ -307,7 +319,8 @@ struct ItemRun {
       constexpr int kTiles = kVecs / kTileVecs;  // scored together
       for (int t = 0; t < tiles; t += kTiles)
         with_constant<kTiles>(tiles - t, [&]<int T>() {
-          score_tiles<A, R, T>(q, q_words, block.keys + t, g.key_stride, g.steps, a.scale, m.scores + t * kTile);
+          score_tiles<A, R, T>(q, q_words, block.keys + t, next ? next->keys + t : nullptr, g.key_stride, g.steps, a.scale,
+                               m.scores + t * kTile);
         });
     });
     update_softmax<A>(rows, tiles, spans, m.scores, m.weights, m.maximum + r, m.sums + r * kWidth, alpha);
@@ -315,7 +328,7 @@ struct ItemRun {
     for (int64_t n = 0; n < vecs; n += kVecs)
       with_constant<kRows>(rows, [&]<int R>() {
         with_constant<kVecs>(vecs - n, [&]<int N>() {
-          add_values<A, R, N>(m.weights, block, n * kWidth * 4, g.value_stride, tokens, alpha,
+          add_values<A, R, N>(m.weights, block, next, n * kWidth * 4, g.value_stride, tokens, alpha,
                               m.out + r * g.columns + n * kWidth, g.columns);
         });
       });

@@ -80,12 +80,14 @@ struct Dot<Act::kBF16> {  // no bf16 arithmetic here: the left operand is kept a
 
 static_assert(kVecs % kTileVecs == 0 && kBlockTiles % (kVecs / kTileVecs) == 0);
 
-// acc[r][n] += sum over steps of left[r][step] * right[n][step]
-template <Act A, int R, int N>
+// acc[r][n] += sum over steps of left[r][step] * right[n][step]; ahead(offset of the step) is called in each step.
+template <Act A, int R, int N, class F>
 [[gnu::always_inline]] inline void multiply(vf (&acc)[R][N], const float* left, int64_t left_stride,
-                                            const unsigned char* const (&right)[N], int64_t right_stride, int64_t steps) {
+                                            const unsigned char* const (&right)[N], int64_t right_stride, int64_t steps,
+                                            const F& ahead) {
   using D = Dot<A>;
   for (int64_t s = 0; s < steps; ++s) {
+    ahead(s * right_stride);
     typename D::Right b[N];
     for (int n = 0; n < N; ++n) b[n] = D::load(right[n] + s * right_stride);
     for (int r = 0; r < R; ++r)
@@ -93,32 +95,43 @@ template <Act A, int R, int N>
   }
 }
 
-// One block of keys or values as it lies in the pages: where each of its tiles starts for the KV head at hand.
+constexpr auto kNothingAhead = [](int64_t) {};
+
+// Where each tile of a block starts for the KV head at hand.
 struct BlockTiles {
   const unsigned char* keys[kBlockTiles];
   const unsigned char* values[kBlockTiles];
 };
 
 // s[r][token] = scale * q[r] . key[token] for T tiles from `tiles` on. q rows are q_stride words apart, s rows kBlock floats.
+// `next`: null, or T tiles to fetch meanwhile: with few rows to a tile the time goes into waiting for memory, and no hardware
+// foresees where the next page lies.
 template <Act A, int R, int T>
-void score_tiles(const float* q, int64_t q_stride, const unsigned char* const* tiles, int64_t key_stride, int64_t steps,
-                 float scale, float* s) {
+void score_tiles(const float* q, int64_t q_stride, const unsigned char* const* tiles, const unsigned char* const* next,
+                 int64_t key_stride, int64_t steps, float scale, float* s) {
   constexpr int N = T * kTileVecs;
   vf acc[R][N];
   const unsigned char* right[N];
   for (int n = 0; n < N; ++n) right[n] = tiles[n / kTileVecs] + (n % kTileVecs) * kWidth * 4;
   for (int r = 0; r < R; ++r)
     for (int n = 0; n < N; ++n) acc[r][n] = set1(0.0f);
-  multiply<A>(acc, q, q_stride, right, key_stride, steps);
+  if (next) {
+    multiply<A>(acc, q, q_stride, right, key_stride, steps, [=](int64_t offset) {
+      for (int t = 0; t < T; ++t) __builtin_prefetch(next[t] + offset);
+    });
+  } else {
+    multiply<A>(acc, q, q_stride, right, key_stride, steps, kNothingAhead);
+  }
   for (int r = 0; r < R; ++r)
     for (int n = 0; n < N; ++n) store(s + r * kBlock + n * kWidth, acc[r][n] * set1(scale));
 }
 
 // out[r][columns] = out * alpha[r] + sum over the first `tokens` tokens of p[r][token] * value[token], for N vectors of columns
 // that start `offset` bytes into a row of values. What lies in the slots past `tokens` is never multiplied.
+// `next`: null, or the block whose values to fetch meanwhile.
 template <Act A, int R, int N>
-void add_values(const float* p, const BlockTiles& block, int64_t offset, int64_t value_stride, int64_t tokens,
-                const float* alpha, float* out, int64_t out_stride) {
+void add_values(const float* p, const BlockTiles& block, const BlockTiles* next, int64_t offset, int64_t value_stride,
+                int64_t tokens, const float* alpha, float* out, int64_t out_stride) {
   using D = Dot<A>;
   constexpr int64_t p_stride = kBlock / D::kPer * D::kWords, steps = kTile / D::kPer;
   vf acc[R][N];
@@ -128,13 +141,21 @@ void add_values(const float* p, const BlockTiles& block, int64_t offset, int64_t
   int tile = 0;
   for (; (tile + 1) * kTile <= tokens; ++tile) {
     for (int n = 0; n < N; ++n) right[n] = block.values[tile] + offset + n * kWidth * 4;
-    multiply<A>(acc, p + tile * steps * D::kWords, p_stride, right, value_stride, steps);
+    const float* left = p + tile * steps * D::kWords;
+    if (next) {
+      const unsigned char* line = next->values[tile] + offset;
+      multiply<A>(acc, left, p_stride, right, value_stride, steps, [=](int64_t step) {
+        for (int n = 0; n < N; n += kTileVecs) __builtin_prefetch(line + step + n * kWidth * 4);
+      });
+    } else {
+      multiply<A>(acc, left, p_stride, right, value_stride, steps, kNothingAhead);
+    }
   }
   const int64_t rest = tokens - tile * kTile;
   if (rest) {
     const float* left = p + tile * steps * D::kWords;
     for (int n = 0; n < N; ++n) right[n] = block.values[tile] + offset + n * kWidth * 4;
-    multiply<A>(acc, left, p_stride, right, value_stride, rest / D::kPer);
+    multiply<A>(acc, left, p_stride, right, value_stride, rest / D::kPer, kNothingAhead);
     if (rest % D::kPer) {
       const int64_t s = rest / D::kPer;
       for (int n = 0; n < N; ++n) {

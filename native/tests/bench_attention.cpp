@@ -1,0 +1,125 @@
+// Times attention alone: prefill chunks and decode batches. Not a test: prints, asserts nothing.
+// Usage: bench_attention [isa] [threads] [repeats] [part of a case's name]
+// With one thread the time is the thread's CPU time, so that other processes on the machine disturb it less.
+// Flops counted: 4 * head_dim for each query head and visible key. Bytes: the keys and values of the contexts, once.
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <sys/mman.h>
+
+#include "../src/kernels.h"
+
+namespace pinnate {
+namespace portable { void register_attention(KernelTable& t); }
+namespace avx2 { void register_attention(KernelTable& t); }
+namespace avx512 { void register_attention(KernelTable& t); }
+}  // namespace pinnate
+
+namespace {
+
+using namespace pinnate;
+
+double now(int threads) {
+  timespec t;
+  clock_gettime(threads == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+
+struct Case {
+  const char* name;
+  int seqs, rows, context, heads, kv_heads, head_dim;
+  Act act = Act::kBF16;
+};
+
+// The pool holds as many layers as make it larger than the caches, and calls go round them, as a model's layers do.
+void measure(const KernelTable& t, const Case& c, int threads, int repeats) {
+  const KVLayout kv{16, c.kv_heads, c.head_dim, c.act};
+  const size_t page = t.kv_page_bytes(kv), per_seq = static_cast<size_t>(c.context + 15) / 16, pages = per_seq * c.seqs;
+  const size_t layers = std::clamp<size_t>((size_t{256} << 20) / (pages * page), 1, 30);
+  constexpr size_t kHuge = size_t{2} << 20;
+  const size_t size = (layers * pages * page + kHuge - 1) / kHuge * kHuge;
+  std::unique_ptr<unsigned char, void (*)(void*)> memory(static_cast<unsigned char*>(std::aligned_alloc(kHuge, size)), std::free);
+  unsigned char* pool = memory.get();
+  madvise(pool, size, MADV_HUGEPAGE);
+  std::mt19937 rng(1);
+  for (size_t i = 0; i + 2 <= layers * pages * page; i += 2) {
+    const uint16_t x = static_cast<uint16_t>(0x3e00 + rng() % 0x180 + (rng() % 2) * 0x8000);
+    std::memcpy(pool + i, &x, 2);
+  }
+  std::vector<int32_t> starts, contexts(c.seqs, c.context), offsets, indices(pages);
+  for (int s = 0; s <= c.seqs; ++s) starts.push_back(s * c.rows), offsets.push_back(static_cast<int32_t>(s * per_seq));
+  std::iota(indices.begin(), indices.end(), 0);
+  std::shuffle(indices.begin(), indices.end(), rng);
+  const int64_t width = int64_t{c.heads} * c.head_dim, tokens = int64_t{c.seqs} * c.rows;
+  std::vector<unsigned char> q(tokens * width * act_bytes(c.act)), out(q.size());
+  for (size_t i = 0; i + 2 <= q.size(); i += 2) {
+    const uint16_t x = static_cast<uint16_t>(0x3e00 + rng() % 0x180 + (rng() % 2) * 0x8000);
+    std::memcpy(&q[i], &x, 2);
+  }
+  AttentionArgs a{q.data(), width, c.heads, kv, 0.125f, 0, c.seqs, starts.data(), contexts.data(), offsets.data(), indices.data(),
+                  pool, out.data(), width};
+  const int64_t items = t.attention_items(a);
+  std::atomic<int64_t> next{0};
+  const auto work = [&] {
+    std::vector<unsigned char> scratch(t.attention_scratch(a));
+    for (int64_t i; (i = next++) < items * static_cast<int64_t>(layers);) {
+      AttentionArgs layer = a;
+      layer.pool = pool + i / items * pages * page;
+      t.attention(layer, i % items, scratch.data());
+    }
+  };
+  std::vector<double> times;
+  for (int r = 0; r < repeats; ++r) {
+    next = 0;
+    const double start = now(threads);
+    std::vector<std::thread> others;
+    for (int i = 1; i < threads; ++i) others.emplace_back(work);
+    work();
+    for (auto& o : others) o.join();
+    times.push_back((now(threads) - start) / static_cast<double>(layers));
+  }
+  std::sort(times.begin(), times.end());
+  const double seconds = times[times.size() / 2];
+  const double keys = static_cast<double>(c.seqs) * (static_cast<double>(c.rows) * (c.context - c.rows) + c.rows * (c.rows + 1) / 2.0);
+  const double flops = keys * c.heads * c.head_dim * 4;
+  const double bytes = static_cast<double>(pages) * 16 * c.kv_heads * c.head_dim * 2 * act_bytes(c.act);
+  std::printf("%-44s %8.1f us (best %8.1f)  %7.1f GFLOP/s  %6.1f GB/s  %lld items\n", c.name, seconds * 1e6, times[0] * 1e6,
+              flops / seconds * 1e-9, bytes / seconds * 1e-9, static_cast<long long>(items));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  __builtin_ia32_ldmxcsr(__builtin_ia32_stmxcsr() | 0x8040);
+  const std::string isa = argc > 1 ? argv[1] : "avx512";
+  const int threads = argc > 2 ? std::atoi(argv[2]) : 1, repeats = argc > 3 ? std::atoi(argv[3]) : 5;
+  KernelTable t{};
+  if (isa == "avx512") avx512::register_attention(t);
+  else if (isa == "avx2") avx2::register_attention(t);
+  else portable::register_attention(t);
+  std::printf("%s, %d threads, median of %d\n", isa.c_str(), threads, repeats);
+  const Case cases[] = {
+      {"prefill 512 at context 2000, 9/3 x 64", 1, 512, 2000, 9, 3, 64},
+      {"prefill 512 at context 512, 9/3 x 64", 1, 512, 512, 9, 3, 64},
+      {"prefill 512 at context 2000, 32/8 x 128", 1, 512, 2000, 32, 8, 128},
+      {"prefill 512 at context 2000, 9/3 x 64, fp32", 1, 512, 2000, 9, 3, 64, Act::kF32},
+      {"decode 32 at context 500, 9/3 x 64", 32, 1, 500, 9, 3, 64},
+      {"decode 32 at context 500, 9/3 x 64, fp32", 32, 1, 500, 9, 3, 64, Act::kF32},
+      {"decode 1 at context 500, 9/3 x 64", 1, 1, 500, 9, 3, 64},
+      {"decode 1 at context 32000, 9/3 x 64", 1, 1, 32000, 9, 3, 64},
+      {"decode 8 at context 2000, 32/8 x 128", 8, 1, 2000, 32, 8, 128},
+  };
+  const char* part = argc > 4 ? argv[4] : "";
+  for (const Case& c : cases)
+    if (std::strstr(c.name, part)) measure(t, c, threads, repeats);
+}
