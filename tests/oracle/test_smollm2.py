@@ -119,12 +119,13 @@ def native_logits(model, dtype: str) -> np.ndarray:
 def test_native_fp32_agrees_with_the_reference(model, reference_logits):
     """1e-4 is the size of fp32 rounding itself here: logits reach 42, and against float64 arithmetic the reference is
     off by up to 1.1e-4. So nearly all logits must agree to 1e-4, none may be far off, and no top token may differ."""
+    # Measured: largest difference 1.8e-4 (at 27 of 2,224 positions some logit is beyond 1e-4), rms 1.3e-5.
     logits = native_logits(model, "float32")
     assert logits.argmax(axis=-1).tolist() == FORCED["argmax_ids"]
-    np.testing.assert_allclose(logits, reference_logits, rtol=0, atol=5e-4)
+    np.testing.assert_allclose(logits, reference_logits, rtol=0, atol=2.5e-4)
     parts = [logits[at : at + CHUNK] - reference_logits[at : at + CHUNK] for at in range(0, len(logits), CHUNK)]
-    assert np.sqrt(np.mean([np.mean(part**2) for part in parts])) < 4e-5
-    assert np.mean([np.mean(np.abs(part) < 1e-4) for part in parts]) > 0.995
+    assert np.sqrt(np.mean([np.mean(part**2) for part in parts])) < 2e-5
+    assert np.mean([np.mean(np.abs(part) < 1e-4) for part in parts]) > 0.9995
 
 
 def test_native_fp32_repeats_every_greedy_output(model):

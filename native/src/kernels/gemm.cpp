@@ -4,8 +4,9 @@
 // consecutive k side by side); act f32: [k][64]. Missing columns and the odd half of a last pair are zeros.
 //
 // Order of a sum over k, for every output element: bf16 with AVX-512: pairs ascending, one vdpbf16ps each; elsewhere: k
-// ascending, one multiply-add each. Rows are computed in groups of 1 to 6 by the same template, and a long k is walked in
-// blocks whose partial sums rest in memory as floats; neither changes an operation or its order.
+// ascending, one multiply-add each. With float weights, k is summed in blocks of 128 that are added up in turn: the error of
+// one long chain would be several times larger. Rows are computed in groups of 1 to 6 by the same template, and a long k is
+// walked in blocks whose partial sums rest in memory as floats; neither changes an operation or its order.
 #include "gemm_simd.h"
 #include "register.h"
 
@@ -31,7 +32,7 @@ struct Slice {
 // ---- micro kernels: c [R][64] (+)= x [R, k] * panel -----------------------------------------------------------------
 
 #if defined(__AVX512BF16__)
-constexpr int64_t kBlock[2] = {1024, 2048};  // k of a block, by Act: 256 KiB of panel stay in L2, R rows of x in L1
+constexpr int64_t kBlock[2] = {128, 2048};  // k of a block, by Act: 256 KiB of bf16 panel stay in L2, R rows of x in L1
 
 PINNATE_INLINE __m512bh bits_bh(__m512i v) { return (__m512bh)v; }
 
@@ -70,7 +71,7 @@ template <int R>
 constexpr int kVectors = 4;
 
 #else
-constexpr int64_t kBlock[2] = {1024, 1024};  // R rows of x as floats in L1 (bf16 rows are widened first)
+constexpr int64_t kBlock[2] = {128, 1024};  // R rows of x as floats in L1 (bf16 rows are widened first)
 
 // 16 registers: at most 12 accumulators, and enough of them to hide the latency of a multiply-add.
 template <int R>
@@ -112,7 +113,8 @@ void micro_f32(const Slice& s, const float* x, int64_t ldx, float* c) {
   for (int64_t column = 0; column < kPanelInt; column += V * kLanes) {
     vf acc[R][V];
     for (int r = 0; r < R; ++r)
-      for (int v = 0; v < V; ++v) acc[r][v] = s.first ? vset(0.0f) : vload(c + r * kPanelInt + column + v * kLanes);
+      for (int v = 0; v < V; ++v)
+        acc[r][v] = s.first || !kPairs ? vset(0.0f) : vload(c + r * kPanelInt + column + v * kLanes);
     if constexpr (kPairs) {
       const bf16* b = reinterpret_cast<const bf16*>(s.b) + 2 * column;
       for (int64_t k = 0; k < s.k; k += 2, b += 2 * kPanelInt) {  // x is padded to whole pairs
@@ -129,7 +131,11 @@ void micro_f32(const Slice& s, const float* x, int64_t ldx, float* c) {
       }
     }
     for (int r = 0; r < R; ++r)
-      for (int v = 0; v < V; ++v) vstore(c + r * kPanelInt + column + v * kLanes, acc[r][v]);
+      for (int v = 0; v < V; ++v) {
+        float* sum = c + r * kPanelInt + column + v * kLanes;
+        if (!kPairs && !s.first) acc[r][v] = vload(sum) + acc[r][v];
+        vstore(sum, acc[r][v]);
+      }
   }
 }
 
