@@ -108,8 +108,8 @@ def run(startup: Startup) -> int:
 
 
 def main() -> int:
-    # The parent ends this process by closing its stdin, after it has drained; a signal sent to the whole group (Ctrl-C in
-    # a terminal, a service manager's SIGTERM) must not come before that.
+    # The parent ends this process by closing its stdin, once it has drained; a signal to all processes of a service
+    # (Ctrl-C in a terminal, a service manager's SIGTERM) must not come before that.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faulthandler.enable()

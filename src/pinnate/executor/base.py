@@ -10,7 +10,7 @@ from pinnate.core.batch import SchedulerOutput, StepResult
 
 @dataclass(frozen=True, slots=True)
 class ExecutorSpec:
-    """Sizes an executor is built for. `num_pages` counts usable pages; page 0 (null) is extra, so ids run to num_pages."""
+    """Sizes an executor is built for. `num_pages` usable pages; page 0 (null) is extra, so ids run to num_pages."""
 
     num_pages: int
     page_size: int

@@ -54,7 +54,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class RMSNorm:
-    """Over groups of `group` columns (the width, or head_dim for q/k norm): x / sqrt(mean(x^2) + eps) * weight [group]."""
+    """x / sqrt(mean(x^2) + eps) * weight [group], over groups of `group` columns (the width, or head_dim)."""
 
     out: Value
     x: Value
@@ -76,7 +76,7 @@ class LayerNorm:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotates each head of x [T, heads * head_dim] by its token's position; the first 2 * len(inv_freq) columns of a head."""
+    """Rotates the first 2 * len(inv_freq) columns of each head of x [T, heads * head_dim] by its token's position."""
 
     out: Value
     x: Value
@@ -156,17 +156,4 @@ class GatherRows:
     x: Value
 
 
-Op = (
-    Embedding
-    | Linear
-    | RMSNorm
-    | LayerNorm
-    | Rope
-    | Attention
-    | SwiGLU
-    | Gelu
-    | Add
-    | Mul
-    | Softcap
-    | GatherRows
-)
+Op = Embedding | Linear | RMSNorm | LayerNorm | Rope | Attention | SwiGLU | Gelu | Add | Mul | Softcap | GatherRows
