@@ -16,6 +16,9 @@ namespace {
 constexpr int64_t kRowBlock = 192;  // rows of x that stay in a core's L2 next to a panel
 constexpr int64_t kMinRows = 12;    // fewer rows a tile would stream weights from L3 for too little work
 constexpr size_t kHuge = size_t{2} << 20;
+constexpr int64_t kStreamRows = 12;         // up to this many rows, reading the weights takes longer than the arithmetic
+constexpr int64_t kStreamBytes = 512 << 10;  // of weights read by one thread in a row
+constexpr size_t kArenaBlock = size_t{64} << 20;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -69,12 +72,22 @@ size_t row_bytes(TensorType type, int64_t cols) {
   return static_cast<size_t>(cols / block.elements) * block.bytes;
 }
 
-OwnedWeight pack(const KernelTable& kernels, ThreadPool& pool, const SourceMatrix* sources, int count, Act act,
-                 bool swiglu) {
+unsigned char* WeightArena::allocate(size_t bytes) {
+  bytes = (bytes + 63) / 64 * 64;
+  if (bytes > size_ - used_) {
+    size_ = std::max(bytes, kArenaBlock);
+    used_ = 0;
+    blocks_.push_back(allocate_aligned(size_));  // pages that are never touched are never committed
+  }
+  used_ += bytes;
+  return blocks_.back().get() + used_ - bytes;
+}
+
+PackedWeight pack(const KernelTable& kernels, ThreadPool& pool, WeightArena& arena, const SourceMatrix* sources,
+                  int count, Act act, bool swiglu) {
   if (count < 1) refuse("no source");
   if (swiglu && (count != 2 || sources[0].rows != sources[1].rows)) refuse("swiglu takes gate and up of equal shape");
-  OwnedWeight owned;
-  PackedWeight& w = owned.weight;
+  PackedWeight w;
   w.act = act, w.swiglu = swiglu, w.k = sources[0].cols;
   for (int i = 0; i < count; ++i) {
     row_bytes(sources[i].type, sources[i].cols);
@@ -82,16 +95,32 @@ OwnedWeight pack(const KernelTable& kernels, ThreadPool& pool, const SourceMatri
     w.n += sources[i].rows;
   }
   kernels.pack_layout(w);
-  owned.memory = allocate_aligned(static_cast<size_t>(w.panels * w.panel_bytes));
-  w.data = owned.memory.get();
+  w.data = arena.allocate(static_cast<size_t>(w.panels * w.panel_bytes));
   pool.parallel_for(w.panels, [&](int64_t panel, int) { kernels.pack_panel(sources, count, w, panel); });
-  return owned;
+  return w;
+}
+
+// Items of a product of few rows, which is bound by reading weights: runs of adjacent panels, long enough to read at the
+// memory's speed, in a number that the threads share evenly.
+int64_t streams(const PackedWeight& w, int64_t threads) {
+  const int64_t each = std::max<int64_t>(1, kStreamBytes / w.panel_bytes);
+  return std::min(w.panels, threads * std::max<int64_t>(1, w.panels / (threads * each)));
 }
 
 void gemm(const KernelTable& kernels, ThreadPool& pool, const GemmArgs& args) {
   GemmArgs a = args;
+  const int64_t panels = a.w->panels;
+  if (a.m <= kStreamRows) {
+    const int64_t items = streams(*a.w, pool.threads());
+    a.ahead = 1;
+    pool.parallel_for(items, [&](int64_t item, int) {
+      for (int64_t panel = panels * item / items; panel < panels * (item + 1) / items; ++panel)
+        kernels.gemm_tile(a, 0, a.m, panel);
+    });
+    return;
+  }
   a.ahead = pool.threads();  // panels are handed out in turn
-  const int64_t panels = a.w->panels, blocks = row_blocks(a.m, panels, pool.threads());
+  const int64_t blocks = row_blocks(a.m, panels, pool.threads());
   // Row blocks outermost: a block of x stays in L2 while the panels stream by.
   pool.parallel_for(panels * blocks, [&](int64_t item, int) {
     const int64_t block = item / panels, panel = item % panels;

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <memory>
+#include <vector>
 
 #include "kernels.h"
 #include "thread_pool.h"
@@ -15,19 +16,24 @@ struct AlignedFree {
 using AlignedBuffer = std::unique_ptr<unsigned char, AlignedFree>;
 AlignedBuffer allocate_aligned(size_t bytes);  // throws std::bad_alloc
 
-// A packed matrix and its memory. Move-only; `weight.data` stays valid across moves.
-struct OwnedWeight {
-  PackedWeight weight;
-  AlignedBuffer memory;
+// Memory of all packed weights of a model, side by side in few large blocks: a matrix is often smaller than a huge page,
+// and reading from 4 KiB pages costs a third of the memory's speed. Gives memory back only as a whole.
+class WeightArena {
+ public:
+  unsigned char* allocate(size_t bytes);  // 64-byte aligned, uninitialised; throws std::bad_alloc
+
+ private:
+  std::vector<AlignedBuffer> blocks_;
+  size_t used_ = 0, size_ = 0;  // of the last block
 };
 
 // Bytes of one row of `cols` elements of storage type `type`. Throws std::invalid_argument if cols is not whole blocks.
 size_t row_bytes(TensorType type, int64_t cols);
 
-// Packs `count` sources stacked along n (with `swiglu`: exactly {gate, up}, of equal shape) on all threads.
-// Throws std::invalid_argument on shapes that do not fit together.
-OwnedWeight pack(const KernelTable& kernels, ThreadPool& pool, const SourceMatrix* sources, int count, Act act,
-                 bool swiglu);
+// Packs `count` sources stacked along n (with `swiglu`: exactly {gate, up}, of equal shape) on all threads, into memory
+// of `arena`. Throws std::invalid_argument on shapes that do not fit together.
+PackedWeight pack(const KernelTable& kernels, ThreadPool& pool, WeightArena& arena, const SourceMatrix* sources,
+                  int count, Act act, bool swiglu);
 
 // The whole product of `a` on all threads of the pool.
 void gemm(const KernelTable& kernels, ThreadPool& pool, const GemmArgs& a);

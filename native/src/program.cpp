@@ -45,14 +45,14 @@ Program::Program(const std::string& isa, int threads, ProgramSpec spec)
     require(heads >= 1 && dim >= 2 && dim % 2 == 0, "head_dim must be even, num_kv_heads at least 1");
     const KVLayout layout{spec_.page_size, heads, dim, spec_.act};
     const size_t page_bytes = kernels_.kv_page_bytes(layout);
-    kv_.push_back({layout, page_bytes, LazyMemory(page_bytes * (static_cast<size_t>(spec_.num_pages) + 1), false)});
+    kv_.push_back({layout, page_bytes, LazyMemory(page_bytes * (static_cast<size_t>(spec_.num_pages) + 1), true)});
   }
   attention_scratch_.resize(static_cast<size_t>(threads));
   limits_ = {spec_.max_tokens, std::numeric_limits<int32_t>::max(), 0, 0, spec_.page_size, spec_.num_pages};
 }
 
 int Program::add_weight(const std::vector<SourceMatrix>& sources, bool swiglu) {
-  weights_.push_back(pack(kernels_, pool_, sources.data(), static_cast<int>(sources.size()), spec_.act, swiglu));
+  weights_.push_back(pack(kernels_, pool_, weight_memory_, sources.data(), static_cast<int>(sources.size()), spec_.act, swiglu));
   return static_cast<int>(weights_.size()) - 1;
 }
 
@@ -69,7 +69,7 @@ int Program::add_rope_table(const float* cos, const float* sin, int64_t position
 
 int64_t Program::weight_bytes() const {
   int64_t bytes = 0;
-  for (const auto& w : weights_) bytes += w.weight.panels * w.weight.panel_bytes;
+  for (const auto& w : weights_) bytes += w.panels * w.panel_bytes;
   for (const auto& v : vectors_) bytes += static_cast<int64_t>(v.size() * sizeof(float));
   return bytes;
 }
@@ -119,14 +119,14 @@ void Program::check(const Instruction& instruction) {
       Overloaded{
           [&](const EmbedOp& op) {
             require(has(weights_, op.weight) && !in_logits_, "embedding without a weight, or after gather");
-            const PackedWeight& w = weights_[static_cast<size_t>(op.weight)].weight;
+            const PackedWeight& w = weights_[static_cast<size_t>(op.weight)];
             require(!w.swiglu, "embedding of a swiglu weight");
             limits_.vocab_in = std::min(limits_.vocab_in, w.n);
             use(op.out, w.k, true);
           },
           [&](const GemmOp& op) {
             require(has(weights_, op.weight), "gemm without a weight");
-            const PackedWeight& w = weights_[static_cast<size_t>(op.weight)].weight;
+            const PackedWeight& w = weights_[static_cast<size_t>(op.weight)];
             const bool swiglu = op.epilogue == Epilogue::kSwiGLUAct;
             require(w.swiglu == swiglu && !(swiglu && op.bias >= 0), "gemm epilogue does not fit its weight");
             if (op.bias >= 0) vector_of(op.bias, w.n);

@@ -124,7 +124,8 @@ class Program {
   const KernelTable& kernels_;
   ThreadPool pool_;
   ProgramSpec spec_;
-  std::vector<OwnedWeight> weights_;
+  WeightArena weight_memory_;
+  std::vector<PackedWeight> weights_;
   std::vector<std::vector<float>> vectors_;
   std::vector<RopeTable> tables_;
   std::vector<KVPool> kv_;

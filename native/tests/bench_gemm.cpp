@@ -21,7 +21,7 @@ using Clock = std::chrono::steady_clock;
 double ms_since(Clock::time_point t) { return std::chrono::duration<double, std::milli>(Clock::now() - t).count(); }
 
 struct Layer {
-  OwnedWeight qkv, o, gate_up, down;
+  PackedWeight qkv, o, gate_up, down;
 };
 
 struct Source {
@@ -44,8 +44,9 @@ Source random_source(TensorType type, int64_t rows, int64_t cols) {
 }
 
 struct Step {
+  WeightArena arena;
   std::vector<Layer> layers;
-  OwnedWeight vocab;
+  PackedWeight vocab;
 };
 
 constexpr int64_t kHidden = 576, kInner = 1536, kQkv = 960, kVocab = 49152, kMaxRows = 512;
@@ -60,20 +61,20 @@ Step pack_model(const KernelTable& kt, ThreadPool& pool, Act act) {
   Step s;
   for (int i = 0; i < 30; ++i) {
     Layer l;
-    l.qkv = pack(kt, pool, qkv, 3, act, false);
-    l.o = pack(kt, pool, &o.matrix, 1, act, false);
-    l.gate_up = pack(kt, pool, gate_up, 2, act, true);
-    l.down = pack(kt, pool, &down.matrix, 1, act, false);
+    l.qkv = pack(kt, pool, s.arena, qkv, 3, act, false);
+    l.o = pack(kt, pool, s.arena, &o.matrix, 1, act, false);
+    l.gate_up = pack(kt, pool, s.arena, gate_up, 2, act, true);
+    l.down = pack(kt, pool, s.arena, &down.matrix, 1, act, false);
     s.layers.push_back(std::move(l));
   }
-  s.vocab = pack(kt, pool, &vocab.matrix, 1, act, false);
+  s.vocab = pack(kt, pool, s.arena, &vocab.matrix, 1, act, false);
   std::printf("packed in %.0f ms\n", ms_since(begin));
   return s;
 }
 
 void run_step(const KernelTable& kt, ThreadPool& pool, const Step& s, int64_t m, const void* x, void* out) {
-  auto call = [&](const OwnedWeight& w, int64_t ldx, Epilogue e, int64_t ldo) {
-    gemm(kt, pool, {x, ldx, m, &w.weight, nullptr, e, out, ldo});
+  auto call = [&](const PackedWeight& w, int64_t ldx, Epilogue e, int64_t ldo) {
+    gemm(kt, pool, {x, ldx, m, &w, nullptr, e, out, ldo});
   };
   for (const Layer& l : s.layers) {
     call(l.qkv, kHidden, Epilogue::kStoreF32, kQkv);

@@ -114,7 +114,8 @@ void test_plain(const KernelTable& kt, ThreadPool& pool, Act act, const Shape& s
     if (n > 0) parts.push_back(random_weights(TensorType::kF32, n, s.k, rng(), n % 7 != 0));
   std::vector<SourceMatrix> sources;
   for (const Weights& w : parts) sources.push_back(w.matrix);
-  const OwnedWeight packed = pack(kt, pool, sources.data(), static_cast<int>(sources.size()), act, false);
+  WeightArena arena;
+  const PackedWeight packed = pack(kt, pool, arena, sources.data(), static_cast<int>(sources.size()), act, false);
   const Rows x = random_rows(act, s.m, s.k, s.k + s.k % 2 + 5);
   std::vector<float> bias(static_cast<size_t>(s.n));
   for (auto& b : bias) b = static_cast<float>(rng()() % 1000) / 500;
@@ -123,7 +124,7 @@ void test_plain(const KernelTable& kt, ThreadPool& pool, Act act, const Shape& s
   const float before = 0.75f;
   for (size_t i = 0; f32 && i < out.size(); i += 4) std::memcpy(&out[i], &before, 4);
   const std::vector<unsigned char> untouched = out;
-  gemm(kt, pool, {x.data(), x.ldx, s.m, &packed.weight, with_bias ? bias.data() : nullptr, e, out.data(), ldo});
+  gemm(kt, pool, {x.data(), x.ldx, s.m, &packed, with_bias ? bias.data() : nullptr, e, out.data(), ldo});
 
   bool right = true, kept = true;
   for (int64_t r = 0; r < s.m; ++r) {
@@ -146,12 +147,13 @@ void test_swiglu(const KernelTable& kt, ThreadPool& pool, Act act, const Shape& 
   const int64_t half = s.n;  // columns of gate
   const Weights gate = random_weights(TensorType::kF32, half, s.k, rng()), up = random_weights(TensorType::kF32, half, s.k, rng());
   const SourceMatrix sources[2] = {gate.matrix, up.matrix};
-  const OwnedWeight packed = pack(kt, pool, sources, 2, act, true);
-  CHECK(packed.weight.n == 2 * half);
+  WeightArena arena;
+  const PackedWeight packed = pack(kt, pool, arena, sources, 2, act, true);
+  CHECK(packed.n == 2 * half);
   const Rows x = random_rows(act, s.m, s.k, s.k);
   const bool f32 = act == Act::kF32;
   std::vector<unsigned char> out(static_cast<size_t>(s.m * half) * act_bytes(act));
-  gemm(kt, pool, {x.data(), x.ldx, s.m, &packed.weight, nullptr, Epilogue::kSwiGLUAct, out.data(), half});
+  gemm(kt, pool, {x.data(), x.ldx, s.m, &packed, nullptr, Epilogue::kSwiGLUAct, out.data(), half});
   bool right = true;
   for (int64_t r = 0; r < s.m; ++r)
     for (int64_t j = 0; j < half; ++j) {
@@ -183,12 +185,13 @@ void test_silu_range(const KernelTable& kt) {
   const float gate[2] = {1.0f, 0.0f}, up[2] = {0.0f, 1.0f};  // gate takes x[0], up takes x[1] = 1
   const SourceMatrix sources[2] = {{TensorType::kF32, reinterpret_cast<const unsigned char*>(gate), 1, 2},
                                    {TensorType::kF32, reinterpret_cast<const unsigned char*>(up), 1, 2}};
-  const OwnedWeight packed = pack(kt, pool, sources, 2, Act::kF32, true);
+  WeightArena arena;
+  const PackedWeight packed = pack(kt, pool, arena, sources, 2, Act::kF32, true);
   double worst = 0;
   for (int i = -9000; i <= 9000; ++i) {
     const float x[2] = {static_cast<float>(i) * 0.01f, 1.0f};
     float out = 0;
-    gemm(kt, pool, {x, 2, 1, &packed.weight, nullptr, Epilogue::kSwiGLUAct, &out, 1});
+    gemm(kt, pool, {x, 2, 1, &packed, nullptr, Epilogue::kSwiGLUAct, &out, 1});
     const double want = x[0] / (1 + std::exp(-static_cast<double>(x[0])));
     if (std::fabs(want) > 1e-36) worst = std::max(worst, std::fabs(out - want) / std::fabs(want));
   }
@@ -196,7 +199,7 @@ void test_silu_range(const KernelTable& kt) {
   auto silu = [&](float v) {
     const float x[2] = {v, 1.0f};
     float out = 0;
-    gemm(kt, pool, {x, 2, 1, &packed.weight, nullptr, Epilogue::kSwiGLUAct, &out, 1});
+    gemm(kt, pool, {x, 2, 1, &packed, nullptr, Epilogue::kSwiGLUAct, &out, 1});
     return out;
   };
   CHECK(silu(1e30f) == 1e30f);
@@ -210,25 +213,26 @@ void test_determinism(const KernelTable& kt, Act act, int64_t k, bool swiglu) {
   ThreadPool one(1), two(2), three(3);
   const Weights a = random_weights(TensorType::kF32, n, k, rng()), b = random_weights(TensorType::kF32, n, k, rng());
   const SourceMatrix sources[2] = {a.matrix, b.matrix};
-  const OwnedWeight packed = pack(kt, two, sources, swiglu ? 2 : 1, act, swiglu);
+  WeightArena arena;
+  const PackedWeight packed = pack(kt, two, arena, sources, swiglu ? 2 : 1, act, swiglu);
   const Rows x = random_rows(act, rows, k, k + 1);
   const Epilogue e = swiglu ? Epilogue::kSwiGLUAct : Epilogue::kStoreF32;
   const size_t size = swiglu ? act_bytes(act) : 4, row_size = static_cast<size_t>(columns) * size;
   std::vector<unsigned char> alone(static_cast<size_t>(rows) * row_size), batch(alone.size());
   for (int64_t r = 0; r < rows; ++r)
-    gemm(kt, one, {x.row(r), x.ldx, 1, &packed.weight, nullptr, e, &alone[static_cast<size_t>(r) * row_size], columns});
+    gemm(kt, one, {x.row(r), x.ldx, 1, &packed, nullptr, e, &alone[static_cast<size_t>(r) * row_size], columns});
   auto same = [&](int64_t m) { return std::equal(batch.begin(), batch.begin() + m * static_cast<int64_t>(row_size), alone.begin()); };
   bool equal = true;
   for (int64_t m = 1; m <= rows; m += m < 30 ? 1 : 9)
     for (ThreadPool* pool : {&one, &two, &three}) {
       std::fill(batch.begin(), batch.end(), static_cast<unsigned char>(0xee));
-      gemm(kt, *pool, {x.data(), x.ldx, m, &packed.weight, nullptr, e, batch.data(), columns});
+      gemm(kt, *pool, {x.data(), x.ldx, m, &packed, nullptr, e, batch.data(), columns});
       equal = equal && same(m);
     }
   for (const int64_t tile : {1, 2, 5, 11, 64}) {
     std::fill(batch.begin(), batch.end(), static_cast<unsigned char>(0xee));
-    const GemmArgs args{x.data(), x.ldx, rows, &packed.weight, nullptr, e, batch.data(), columns};
-    for (int64_t panel = packed.weight.panels - 1; panel >= 0; --panel)
+    const GemmArgs args{x.data(), x.ldx, rows, &packed, nullptr, e, batch.data(), columns};
+    for (int64_t panel = packed.panels - 1; panel >= 0; --panel)
       for (int64_t m0 = 0; m0 < rows; m0 += tile) kt.gemm_tile(args, m0, std::min(rows, m0 + tile), panel);
     equal = equal && same(rows);
   }
@@ -263,12 +267,13 @@ void test_pack_and_unpack(const KernelTable& kt) {
     for (const Act act : {Act::kF32, Act::kBF16}) {
       const int64_t n = 131, k = type == TensorType::kF32 || type == TensorType::kF16 ? 37 : 512, ldo = k + 2;
       const Weights w = random_weights(type, n, k, rng(), true);
-      const OwnedWeight packed = pack(kt, pool, &w.matrix, 1, act, false);
-      CHECK(reinterpret_cast<uintptr_t>(packed.weight.data) % 64 == 0);
+      WeightArena arena;
+      const PackedWeight packed = pack(kt, pool, arena, &w.matrix, 1, act, false);
+      CHECK(reinterpret_cast<uintptr_t>(packed.data) % 64 == 0);
       std::vector<int32_t> ids;
       for (int32_t i = 0; i < n; ++i) ids.push_back((i * 37 + 5) % static_cast<int32_t>(n));
       std::vector<float> out(static_cast<size_t>(n * ldo), 42.0f);
-      kt.unpack_rows(packed.weight, ids.data(), n, 2.0f, out.data(), ldo);
+      kt.unpack_rows(packed, ids.data(), n, 2.0f, out.data(), ldo);
       bool exact = true;
       for (int64_t i = 0; i < n; ++i) {
         for (int64_t j = 0; j < k; ++j)
@@ -285,10 +290,11 @@ void test_rounding(const KernelTable& kt) {
   const uint32_t bits[] = {0x3f808000, 0x3f818000, 0x3f808001, 0x3f817fff, 0xbf808000, 0x7f7fffff, 0x7f800000, 0x00000000};
   const uint32_t want[] = {0x3f800000, 0x3f820000, 0x3f810000, 0x3f810000, 0xbf800000, 0x7f800000, 0x7f800000, 0x00000000};
   const SourceMatrix source{TensorType::kF32, reinterpret_cast<const unsigned char*>(bits), 1, 8};
-  const OwnedWeight packed = pack(kt, pool, &source, 1, Act::kBF16, false);
+  WeightArena arena;
+  const PackedWeight packed = pack(kt, pool, arena, &source, 1, Act::kBF16, false);
   const int32_t id = 0;
   float out[8];
-  kt.unpack_rows(packed.weight, &id, 1, 1.0f, out, 8);
+  kt.unpack_rows(packed, &id, 1, 1.0f, out, 8);
   for (int i = 0; i < 8; ++i) CHECK_IN(out[i] == from_bits(want[i]), std::to_string(i).c_str());
 }
 
@@ -298,7 +304,8 @@ void test_refusals(const KernelTable& kt) {
                 c = random_weights(TensorType::kF32, 5, 8, rng());
   auto refused = [&](std::vector<SourceMatrix> s, bool swiglu) {
     try {
-      pack(kt, pool, s.data(), static_cast<int>(s.size()), Act::kBF16, swiglu);
+      WeightArena arena;
+      pack(kt, pool, arena, s.data(), static_cast<int>(s.size()), Act::kBF16, swiglu);
     } catch (const std::invalid_argument&) {
       return true;
     }
