@@ -93,7 +93,12 @@ def end_with_parent(stream: BinaryIO, address: str) -> None:
 
 def run(startup: Startup) -> int:
     began = perf_counter()
-    channel = Channel(startup.address)
+    try:
+        channel = Channel(startup.address)
+    except zmq.ZMQError:
+        if Path(startup.address.removeprefix("ipc://")).parent.exists():
+            raise
+        return 1  # the parent ended while this process started, and its folder went with it
     try:
         core, info = build_engine(startup.config, channel, channel)
     except PinnateError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -71,6 +72,8 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
 
 
 def endless(prefix: list[int]) -> int:
+    """Slow enough that a stream is left, or a queue filled, long before its requests end by themselves."""
+    time.sleep(0.002)
     return 97 + len(prefix) % 26
 
 
