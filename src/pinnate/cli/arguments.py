@@ -58,7 +58,14 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add_flag(group, "--dtype", metavar="TYPE", help="auto, bfloat16 or float32")
     add_flag(group, "--threads", "-t", type=int, metavar="N", help="default: the physical cores this process may use")
     add_flag(group, "--executor", choices=EXECUTORS, help="native, or reference (NumPy, slow, for checks)")
-    add_flag(group, "--seed", aliases=["--random-seed"], type=int, metavar="N", help="of requests that give none")
+    add_flag(
+        group,
+        "--seed",
+        aliases=["--random-seed"],
+        type=int,
+        metavar="N",
+        help="draws the seeds of requests that give none",
+    )
     group = parser.add_argument_group("memory")
     add_flag(
         group, "--kv-cache-memory", aliases=["--kv-cache-memory-bytes"], type=byte_size, metavar="SIZE",

@@ -41,7 +41,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     schedule_policy: str = "fcfs"
     enable_prefix_caching: bool = True
     max_num_queued_reqs: int = 1024
-    seed: int = 0
+    seed: int | None = None  # draws the seeds of requests that give none; None: LLM always the same, a server never
     check_integrity: bool = False  # prove the KV memory's conservation after every step (tests, debugging)
 
     def __post_init__(self) -> None:

@@ -47,16 +47,22 @@ class AsyncEngine:
     """
 
     def __init__(
-        self, text: ModelText, client: EngineClient, info: dict[str, Any], connect: Callable[[], EngineClient]
+        self,
+        text: ModelText,
+        client: EngineClient,
+        info: dict[str, Any],
+        connect: Callable[[], EngineClient],
+        seed: int | None = None,
     ) -> None:
-        """`client` is ready and gave `info`; `connect` starts another engine when this one has died."""
+        """`client` is ready and gave `info`; `connect` starts another engine when this one has died. `seed` draws the
+        seeds of requests that give none; without it the system's randomness does."""
         self._text = text
         self._client = client
         self._connect = connect
         self._open = OpenRequests()
         self._calls: dict[int, asyncio.Future[Reply]] = {}
         self._numbers = itertools.count(1)
-        self._rng = random.SystemRandom()
+        self._rng: random.Random = random.SystemRandom() if seed is None else random.Random(seed)
         self._draining = False
         self._state: State = "restarting"
         self._become_ready(info)
@@ -86,7 +92,7 @@ class AsyncEngine:
             starting.cancel()
             await asyncio.gather(loading, starting, client.close(), return_exceptions=True)
             raise
-        return cls(text, client, info, connect)
+        return cls(text, client, info, connect, config.seed)
 
     @property
     def tokenizer(self) -> Tokenizer:

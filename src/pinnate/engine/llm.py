@@ -63,7 +63,7 @@ class RequestOutput:
 
 class LLM:
     """A model and its engine. Results depend on the prompts and parameters alone: seeds that are not given are drawn
-    from `EngineConfig.seed`.
+    from `EngineConfig.seed` (0 if that is not set).
 
     `model` is a path or a name (weights/resolve.py), None the default model; the rest are fields of EngineConfig.
 
@@ -78,7 +78,7 @@ class LLM:
         self._client = InprocClient(self.config)
         self.info: dict[str, Any] = self._client.info
         eos = dict.fromkeys((*self.tokenizer.eos_token_ids, *self.info["eos_token_ids"]))
-        self._admission = Admission(Limits.from_info(self.info), tuple(eos), random.Random(self.config.seed))
+        self._admission = Admission(Limits.from_info(self.info), tuple(eos), random.Random(self.config.seed or 0))
         self._numbers = itertools.count()
 
     @property

@@ -53,9 +53,9 @@ class World:
         scheduler = Scheduler(cache, max_num_seqs=4, max_num_batched_tokens=32, max_model_len=128)
         return EngineCore(scheduler, FakeExecutor(4, **self.executor_options), inbox, outbox)
 
-    def start(self, **executor_options: object) -> AsyncEngine:
+    def start(self, *, seed: int | None = None, **executor_options: object) -> AsyncEngine:
         self.executor_options = executor_options
-        self.engine = AsyncEngine(ModelText(ByteTokenizer(), None), self.connect(), INFO, self.connect)
+        self.engine = AsyncEngine(ModelText(ByteTokenizer(), None), self.connect(), INFO, self.connect, seed)
         return self.engine
 
     def sent(self, kind: type) -> list[object]:
@@ -120,6 +120,15 @@ async def test_what_is_filled_in(world: World) -> None:
     assert first.seed != second.seed
     assert first.request_id != second.request_id
     assert first.request_id.startswith("x")
+
+
+async def test_a_servers_seed_draws_the_seeds_of_requests(world: World) -> None:
+    engines = [world.start(seed=5)]
+    await gather(await engines[0].submit([1, 2], greedy(), request_id="x"))
+    await engines[0].close()
+    await gather(await world.start(seed=5).submit([1, 2], greedy(), request_id="x"))
+    first, second = world.sent(Request)
+    assert first.seed == second.seed
 
 
 @pytest.mark.parametrize(

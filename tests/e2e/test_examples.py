@@ -1,0 +1,40 @@
+"""Every example runs as its docstring says, with the default model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.e2e.harness import Server
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(name: str, *arguments: str) -> str:
+    command = [sys.executable, str(EXAMPLES / name), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+def test_offline() -> None:
+    lines = run("offline.py").splitlines()
+    assert len(lines) == 3
+    assert lines[1] == "'1, 2, 3, 4, 5, 6, 7,' -> ' 8, 9, 10, 11, 12, 13, 1'"
+
+
+def test_chat() -> None:
+    out = run("chat.py")
+    assert out.count("user:") == 2
+    answers = [line for line in out.splitlines() if line.startswith("  answer ")]
+    assert [line.split("(")[0] for line in answers] == ["  answer 0 ", "  answer 0 ", "  answer 1 ", "  answer 2 "]
+    assert len(set(answers)) == 4
+
+
+def test_client(server: Server) -> None:
+    out = run("client.py", server.url, "hi")
+    assert out.startswith("Hello")
+    assert "'prompt_tokens': 31" in out
+
+
+def test_no_example_is_forgotten() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {"offline.py", "chat.py", "client.py"}
