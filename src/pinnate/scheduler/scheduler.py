@@ -9,7 +9,8 @@ There is no batch that starts and ends together. Every step is put together anew
     update()    each sequence has computed what was scheduled; where its last known token was among it, it gets
                 a new one; it may end, and its place is free for the next step.
 
-One token budget bounds a step, so a long prompt is cut into chunks and never holds up the others' next token.
+One token budget bounds a step, so a long prompt is cut into chunks; while others decode the chunks are small, so that
+their next tokens come in time.
 Decoding and prompt processing are the same thing: a sequence has known tokens, of which the first
 `num_computed_tokens` are computed. Pages are taken step by step. When they run out even after eviction, the
 last running sequence (lowest priority, latest arrival: it has the least to lose and the first never yields) is
@@ -32,7 +33,7 @@ from pinnate.kvcache.manager import KVCacheManager
 from pinnate.kvcache.radix_cache import PrefixMatch
 from pinnate.scheduler.admission import AdmissionControl, Limits, prefix_is_underway
 from pinnate.scheduler.output import StepDraft, check_stop, ending_output, token_output
-from pinnate.scheduler.policy import POLICIES, QUEUE_WINDOW
+from pinnate.scheduler.policy import POLICIES, PROMPT_TOKENS_BESIDE_DECODES, QUEUE_WINDOW
 from pinnate.scheduler.state import RequestState
 
 # Fields of EngineStats that are counted here.
@@ -114,6 +115,8 @@ class Scheduler:
             (decoding if one_left else in_prompt).append(seq)
         for seq in decoding:
             self._continue(step, seq)
+        if decoding:
+            step.budget = min(step.budget, PROMPT_TOKENS_BESIDE_DECODES)
         for seq in in_prompt:
             self._continue(step, seq)
         if not step.num_preempted:

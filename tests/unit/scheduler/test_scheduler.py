@@ -24,6 +24,18 @@ def test_decodes_come_first_and_prompts_share_the_rest_of_the_budget() -> None:
     assert engine.tokens == {("a", 0): [100] * 4, ("b", 0): [100] * 4, ("c", 0): [100] * 4}
 
 
+def test_beside_decodes_a_step_takes_little_of_the_prompts() -> None:
+    engine = Engine(budget=512, caching=False, max_model_len=1024, num_pages=256)
+    engine.add("long", list(range(10, 410)), max_tokens=20)
+    engine.step()
+    assert engine.sizes() == [400]  # nobody waits for a token
+    engine.add("late", list(range(10, 160)))
+    engine.add("later", list(range(10, 80)))
+    for sizes in ([1, 64], [1, 64], [1, 22, 42], [1, 1, 28], [1, 1, 1]):
+        engine.step()
+        assert engine.sizes() == sizes
+
+
 def test_only_the_last_chunk_of_a_prompt_samples() -> None:
     engine = Engine(budget=3)
     engine.add("a", [1, 2, 3, 4, 5], max_tokens=1)
