@@ -14,7 +14,7 @@ ARGS ?=
 serve: install  ## start the server with the default model; ARGS="--port 8001" adds flags
 	@exec $(BIN)/pinnate serve $(ARGS)
 
-test: dev
+test: dev native-test
 	$(BIN)/python -m pytest $(ARGS)
 
 check: dev
@@ -62,9 +62,10 @@ $(VENV)/.model: $(VENV)/.made
 	@touch $@
 
 native-test: dev  ## the C++ tests of the kernels
-	cmake -S . -B build/native -G Ninja -DPINNATE_BUILD_TESTS=ON
-	ninja -C build/native
-	ctest --test-dir build/native --output-on-failure
+	@PATH="$(CURDIR)/$(BIN):$$PATH" && \
+	  cmake -S . -B build/native -G Ninja -DPINNATE_BUILD_TESTS=ON -DCMAKE_CXX_COMPILER=$(CXX) > /dev/null && \
+	  cmake --build build/native && \
+	  ctest --test-dir build/native --output-on-failure
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
