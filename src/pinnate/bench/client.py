@@ -174,19 +174,19 @@ async def send(target: Target, prompt: Prompt | list[Message], prompt_len: int, 
     stream = _Stream(outcome, target.chat)
     body = target.body(prompt, output_len)
     outcome.start = perf_counter()
+    limit = asyncio.timeout(target.timeout)
     try:
         async with (
-            asyncio.timeout(target.timeout),
+            limit,
             open_response(target.origin, "POST", target.path, headers=target.headers(), body=body) as response,
         ):
             if response.status != 200:
                 raise _Failed(f"HTTP {response.status}: {_message(await response.read_all())}")
             await _read_events(response, stream)
         stream.finish()
-    except TimeoutError:
-        outcome.error = f"no complete answer in {target.timeout:g} s"
     except (OSError, msgspec.DecodeError, _Failed) as error:
-        outcome.error = str(error) or type(error).__name__
+        late = f"no complete answer in {target.timeout:g} s"
+        outcome.error = late if limit.expired() else str(error) or type(error).__name__
     return outcome
 
 

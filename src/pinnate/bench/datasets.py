@@ -92,10 +92,13 @@ class TokenizerSource:
         alone = self.count("a")
         for token in range(self._tokenizer.vocab_size):
             data = self._tokenizer.token_bytes(token)
-            if _WORD_TOKEN.fullmatch(data) and self.count(f"a{data.decode()}") == alone + 1:
-                words.append(data.decode())
-                if len(words) == _WORDS_WANTED:
-                    break
+            if not _WORD_TOKEN.fullmatch(data):
+                continue
+            word = data.decode()
+            if self.count(word.lstrip()) == 1 and self.count(f"a{word}") == alone + 1:  # at the start and after others
+                words.append(word)
+            if len(words) == _WORDS_WANTED:
+                break
         return words or [f" {word}" for word in _PLAIN_WORDS]
 
 
@@ -203,7 +206,7 @@ def sharegpt(
             break
         asked = source.count(question)
         wanted = output_len if output_len is not None else source.count(answer)
-        if min(asked, wanted) < SHAREGPT_MIN and output_len is None:
+        if asked < SHAREGPT_MIN or (wanted < SHAREGPT_MIN and output_len is None):
             continue
         if asked > SHAREGPT_MAX_PROMPT or asked + wanted > SHAREGPT_MAX_TOTAL:
             continue

@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_datasets(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("dataset")
-    group.add_argument("--dataset-name", "--dataset", choices=DATASETS, default="random")
+    group.add_argument("--dataset-name", choices=DATASETS, default="random")
     group.add_argument("--prompt-format", choices=("text", "ids"), default="text", help="ids: token ids, not in chat")
     group.add_argument("--random-input-len", type=int, default=256, metavar="N")
     group.add_argument("--random-output-len", type=int, default=128, metavar="N")

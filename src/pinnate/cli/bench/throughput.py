@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--num-prompts", type=int, default=64, metavar="N", help="default: %(default)s")
     group.add_argument("--input-len", type=int, default=128, metavar="N", help="default: %(default)s")
     group.add_argument("--output-len", type=int, metavar="N", help="default: 128; sharegpt: the recorded answer's")
-    group.add_argument("--dataset", "--dataset-name", dest="dataset", choices=("random", "sharegpt"), default="random")
+    group.add_argument("--dataset-name", "--dataset", dest="dataset", choices=("random", "sharegpt"), default="random")
     group.add_argument("--dataset-path", type=Path, metavar="FILE", help="sharegpt: JSON in the ShareGPT format")
     add_json_argument(group)
     add_engine_arguments(parser)
