@@ -62,7 +62,8 @@ class TextSource(Protocol):
 
 
 class TokenizerSource:
-    """Exact lengths, from the served model's own tokenizer. Text is made of words that are one token each."""
+    """Lengths by the served model's own tokenizer. Text is made of words that are one token each, so it has exactly the
+    length asked for; where a vocabulary has no such words, nearly."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -71,12 +72,14 @@ class TokenizerSource:
     def text(self, rng: random.Random, tokens: int) -> str:
         self._words = self._words or self._find_words()
         words = rng.choices(self._words, k=tokens)
+        text = "".join(words).lstrip()
         for _ in range(_FITTING_ROUNDS):
-            text = "".join(words).lstrip()
-            excess = self.count(text) - tokens
-            if excess == 0 or (excess > 0 and len(words) <= excess):
+            count = self.count(text)
+            if count == tokens:
                 break
-            words = words[:-excess] if excess > 0 else words + rng.choices(self._words, k=-excess)
+            fitting = max(1, len(words) * tokens // count)
+            words = words[:fitting] + rng.choices(self._words, k=max(0, fitting - len(words)))
+            text = "".join(words).lstrip()
         return text
 
     def ids(self, rng: random.Random, tokens: int) -> list[int]:

@@ -50,7 +50,7 @@ def test_text_has_exactly_the_tokens_asked_for(exact: TokenizerSource, tokens: i
 def test_text_is_measured_where_words_are_many_tokens() -> None:
     source = TokenizerSource(Tokenizer.from_gguf(byte_level_metadata()))  # no token is a word: plain words are cut
     text = source.text(rng(), 40)
-    assert 0 < source.count(text) <= 40 + 7  # a plain word has at most 7 bytes with its blank
+    assert abs(source.count(text) - 40) <= 7  # a plain word has at most 7 bytes with its blank
     pieces = TokenizerSource(Tokenizer.from_gguf(sentencepiece_metadata()))
     assert pieces.count(pieces.text(rng(), 25)) == 25
 
