@@ -23,7 +23,7 @@ _READ_BYTES = 1 << 16
 class Origin(NamedTuple):
     host: str
     port: int
-    tls: bool
+    tls: ssl.SSLContext | None  # made once: reading the certificates takes longer than a request
     prefix: str  # path before /v1, without a slash at its end
 
 
@@ -40,7 +40,7 @@ def parse_base_url(url: str) -> Origin:
         raise ConfigError(f"--base-url {url!r}: {error}") from None
     if parts.scheme not in ("http", "https") or not host:
         raise ConfigError(f"--base-url {url!r}: not a URL such as http://127.0.0.1:8000")
-    tls = parts.scheme == "https"
+    tls = ssl.create_default_context() if parts.scheme == "https" else None
     prefix = parts.path.rstrip("/").removesuffix("/v1")
     return Origin(host, port or (443 if tls else 80), tls, prefix)
 
@@ -118,8 +118,7 @@ async def open_response(
     Raises:
         OSError: the server cannot be reached, or left before it had answered.
     """
-    tls = ssl.create_default_context() if origin.tls else None
-    reader, writer = await asyncio.open_connection(origin.host, origin.port, ssl=tls, limit=1 << 20)
+    reader, writer = await asyncio.open_connection(origin.host, origin.port, ssl=origin.tls)
     try:
         shown = f"[{origin.host}]" if ":" in origin.host else origin.host
         lines = [

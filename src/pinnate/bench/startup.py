@@ -54,7 +54,7 @@ async def start_server(flags: Sequence[str], model: str, port: int, api_key: str
     """
     command = [sys.executable, "-m", "pinnate.cli.main", "serve", model, "--port", str(port)]
     command += ["--served-model-name", _NAME, *flags]
-    target = Target(Origin("127.0.0.1", port, False, ""), _NAME, chat=False, api_key=api_key)
+    target = Target(Origin("127.0.0.1", port, None, ""), _NAME, chat=False, api_key=api_key)
     with tempfile.TemporaryFile() as log:
         begin = perf_counter()
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)

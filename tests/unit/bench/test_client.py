@@ -57,7 +57,7 @@ class Raw:
 async def serving(raw: Raw) -> AsyncIterator[Origin]:
     server = await asyncio.start_server(raw, "127.0.0.1", 0)
     async with server:
-        yield Origin("127.0.0.1", server.sockets[0].getsockname()[1], False, "/base")
+        yield Origin("127.0.0.1", server.sockets[0].getsockname()[1], None, "/base")
 
 
 async def ask(raw: Raw, *, chat: bool = False, **fields: Any) -> Outcome:
@@ -173,6 +173,8 @@ def refusal(status: str, body: bytes) -> Raw:
         (Raw(), "before the answer was complete"),
         (Raw(b"SSH-2.0-x\r\n\r\n"), "not HTTP/1.1"),
         (Raw(*sized(b"data: {nonsense\n\n")), "malformed"),
+        (Raw(*sized(b'data: {"choices": 5}\n\n')), "Expected `array`"),
+        (Raw(*sized(b'data: {"choices": [{"text": "\xff"}]}\n\n')), "UTF-8"),
     ],
 )
 async def test_every_failure_is_an_outcome_that_says_why(raw: Raw, error: str) -> None:
@@ -211,15 +213,24 @@ async def test_first_model() -> None:
 @pytest.mark.parametrize(
     ("url", "origin"),
     [
-        ("http://127.0.0.1:8000", Origin("127.0.0.1", 8000, False, "")),
-        ("http://localhost:8000/v1/", Origin("localhost", 8000, False, "")),
-        ("https://x.org", Origin("x.org", 443, True, "")),
-        ("http://x.org/a/v1", Origin("x.org", 80, False, "/a")),
-        ("http://[::1]:9", Origin("::1", 9, False, "")),
+        ("http://127.0.0.1:8000", Origin("127.0.0.1", 8000, None, "")),
+        ("http://localhost:8000/v1/", Origin("localhost", 8000, None, "")),
+        ("http://x.org/a/v1", Origin("x.org", 80, None, "/a")),
+        ("http://[::1]:9", Origin("::1", 9, None, "")),
     ],
 )
 def test_base_urls(url: str, origin: Origin) -> None:
     assert parse_base_url(url) == origin
+
+
+async def test_https_is_spoken_and_checked() -> None:
+    origin = parse_base_url("https://x.org")
+    assert (origin.host, origin.port, origin.prefix) == ("x.org", 443, "")
+    assert origin.tls is not None
+    assert origin.tls.check_hostname
+    async with serving(Raw()) as plain:  # a server without TLS
+        outcome = await send(Target(plain._replace(tls=origin.tls), "m", False, timeout=5.0), "hi", 5, 7)
+    assert outcome.error is not None
 
 
 @pytest.mark.parametrize("url", ["", "127.0.0.1:8000", "ftp://x", "http://", "http://x:port", "http://x:99999"])

@@ -12,8 +12,8 @@ from pinnate.bench.connection import Origin
 from pinnate.bench.datasets import Conversation, Turn
 from pinnate.bench.load import Pace, run_load
 
-CHAT = Target(Origin("h", 1, False, ""), "m", chat=True)
-COMPLETIONS = Target(Origin("h", 1, False, ""), "m", chat=False)
+CHAT = Target(Origin("h", 1, None, ""), "m", chat=True)
+COMPLETIONS = Target(Origin("h", 1, None, ""), "m", chat=False)
 
 
 class Memory:

@@ -83,6 +83,7 @@ def parse(*arguments: str) -> argparse.Namespace:
         (["--request-rate", "0"], "--request-rate must be above 0"),
         (["--request-rate", "nan"], "--request-rate must be above 0"),
         (["--burstiness", "-1"], "--burstiness must be above 0"),
+        (["--api-key", "a\nb"], "--api-key must be printable"),
         (["--dataset-name", "sharegpt"], "needs --dataset-path"),
         (["--dataset-name", "multi-turn", "--backend", "openai"], "needs --backend openai-chat"),
         (["--dataset-name", "multi-turn", "--num-prompts", "3"], "--num-prompts: a multi-turn"),

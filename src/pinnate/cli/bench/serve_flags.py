@@ -81,6 +81,8 @@ def check(args: argparse.Namespace) -> None:
     for name in ("request_rate", "burstiness", "timeout"):
         if not getattr(args, name) > 0:
             raise ConfigError(f"--{name.replace('_', '-')} must be above 0, got {getattr(args, name):g}")
+    if args.api_key is not None and not (args.api_key.isascii() and args.api_key.isprintable()):
+        raise ConfigError("--api-key must be printable ASCII")
     multi_turn = args.dataset_name == "multi-turn"
     if args.dataset_name == "sharegpt" and args.dataset_path is None:
         raise ConfigError("--dataset-name sharegpt needs --dataset-path FILE")
