@@ -228,9 +228,16 @@ async def test_https_is_spoken_and_checked() -> None:
     assert (origin.host, origin.port, origin.prefix) == ("x.org", 443, "")
     assert origin.tls is not None
     assert origin.tls.check_hostname
-    async with serving(Raw()) as plain:  # a server without TLS
-        outcome = await send(Target(plain._replace(tls=origin.tls), "m", False, timeout=5.0), "hi", 5, 7)
+
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 this is no TLS\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        plain = origin._replace(host="127.0.0.1", port=server.sockets[0].getsockname()[1])
+        outcome = await send(Target(plain, "m", False), "hi", 5, 7)
     assert outcome.error is not None
+    assert "WRONG_VERSION_NUMBER" in outcome.error
 
 
 @pytest.mark.parametrize("url", ["", "127.0.0.1:8000", "ftp://x", "http://", "http://x:port", "http://x:99999"])
