@@ -24,14 +24,27 @@ class Command(NamedTuple):
     module: str
     summary: str
     usage: str  # what follows the command's name
+    parts: Mapping[str, Command] = MappingProxyType({})  # sub-commands of its own; without one, it runs itself
 
+
+BENCH: Mapping[str, Command] = MappingProxyType(
+    {
+        "engine": Command("pinnate.bench.command", "the engine against the machine's limits", "[MODEL] [options]"),
+        "serve": Command("pinnate.cli.bench.serve", "load a running OpenAI-compatible server", "[options]"),
+        "throughput": Command("pinnate.cli.bench.throughput", "tokens a second, offline", "[MODEL] [options]"),
+        "latency": Command("pinnate.cli.bench.latency", "seconds of one batch, offline", "[MODEL] [options]"),
+        "startup": Command("pinnate.cli.bench.startup", "from start to ready", "[MODEL] [options]"),
+    }
+)
 
 COMMANDS: Mapping[str, Command] = MappingProxyType(
     {
         "serve": Command("pinnate.cli.serve", "serve a model over an OpenAI-compatible API", "[MODEL] [options]"),
         "chat": Command("pinnate.cli.chat", "talk to a model in the terminal", "[MODEL] [options]"),
         "generate": Command("pinnate.cli.generate", "complete prompts and exit", "[PROMPT ...] [options]"),
-        "bench": Command("pinnate.bench.command", "measure the engine and the machine's limits", "[MODEL] [options]"),
+        "bench": Command(
+            "pinnate.bench.command", "measure the engine and the machine's limits", "[MODEL] [options]", BENCH
+        ),
         "doctor": Command("pinnate.cli.doctor", "show what pinnate finds and chooses here", "[MODEL] [options]"),
     }
 )
@@ -56,6 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = COMMANDS.get(name)
     if command is None:
         return _fail(f"unknown command {name!r} (commands: {', '.join(COMMANDS)})", 2)
+    if rest and rest[0] in command.parts:
+        name, command, rest = f"{name} {rest[0]}", command.parts[rest[0]], rest[1:]
     try:
         return _run(name, command, rest)
     except SystemExit as stop:  # argparse: --help, or wrong usage already reported
@@ -86,6 +101,9 @@ def make_parser(name: str, command: Command) -> argparse.ArgumentParser:
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=110),
     )
     importlib.import_module(command.module).add_arguments(parser)
+    if command.parts:
+        listed = "; ".join(f"{part}: {inner.summary}" for part, inner in command.parts.items())
+        parser.epilog = f"pinnate {name} COMMAND --help shows the options of a command. {listed}."
     return parser
 
 

@@ -1,0 +1,1 @@
+"""`pinnate bench ...`: the flags of each measurement; what is measured is in `pinnate.bench`."""
