@@ -24,10 +24,10 @@ constexpr int64_t kRowBlockBytes = kQuantBlock + 8;  // a block of a row of acti
 constexpr int64_t kChunkRows = 96;                   // rows whose sums rest in memory while k is walked
 constexpr int64_t kSliceBlocks = 20;                 // blocks of k: half a panel of them stays in L1 while row groups pass
 
-// How a half panel lies in memory: as packed, or nibbles spread to bytes.
+// How a half panel lies in memory: as packed, or int4 with nibbles spread to bytes, scales and minima to floats.
 enum class Form { kBytes, kNibbles, kSpread };
 constexpr int64_t kDataBytes[] = {kQuantBlock * kHalf, kQuantBlock* kHalf / 2, kQuantBlock* kHalf};
-constexpr int64_t kUnit[] = {kDataBytes[0] + 2 * kHalf, kDataBytes[1] + 4 * kHalf, kDataBytes[2] + 4 * kHalf};
+constexpr int64_t kUnit[] = {kDataBytes[0] + 2 * kHalf, kDataBytes[1] + 4 * kHalf, kDataBytes[2] + 8 * kHalf};
 
 PINNATE_INLINE int64_t blocks_of(int64_t k) { return (k + kQuantBlock - 1) / kQuantBlock; }
 PINNATE_INLINE Form form_of(const PackedWeight& w) {
@@ -93,6 +93,11 @@ PINNATE_INLINE void dot_block(vi (&dot)[R][V], const unsigned char* w, const uns
   }
 }
 
+template <Form F>
+PINNATE_INLINE vf load_scales(const unsigned char* p, int64_t lane) {
+  return F == Form::kSpread ? vload(reinterpret_cast<const float*>(p) + lane) : load_halves(p + lane * 2);
+}
+
 template <int R, Form F>
 void micro(const Slice& s, float* c) {
   constexpr int V = kVectors<R>;
@@ -110,15 +115,15 @@ void micro(const Slice& s, float* c) {
         for (int v = 0; v < V; ++v)
           dot[r][v] = iset(F == Form::kBytes && kWeightBias != 0 ? load_int(x + r * s.ldx + kQuantBlock + 4) : 0);
       dot_block<R, V, F>(dot, w + column * 4, x, s.ldx);
-      const unsigned char* scales = w + kData + column * 2;
       for (int v = 0; v < V; ++v) {
-        const vf scale = load_halves(scales + v * kLanes * 2);
+        const int64_t lane = column + v * kLanes;
+        const vf scale = load_scales<F>(w + kData, lane);
         for (int r = 0; r < R; ++r) {
           const vi sum = F == Form::kBytes ? dot[r][v] : sum_nibbles(dot[r][v]);
           acc[r][v] = vfma(to_float(sum), scale * vset(load_float(x + r * s.ldx + kQuantBlock)), acc[r][v]);
         }
         if constexpr (F != Form::kBytes) {
-          const vf minimum = load_halves(scales + kHalf * 2 + v * kLanes * 2);
+          const vf minimum = load_scales<F>(w + kData, kHalf + lane);
           for (int r = 0; r < R; ++r)
             acc[r][v] = vfma(minimum, vset(load_float(x + r * s.ldx + kQuantBlock + 4)), acc[r][v]);
         }
@@ -161,7 +166,8 @@ void spread(const unsigned char* w, int64_t blocks, unsigned char* out) {
       istore(out + i, low_nibbles(v));
       istore(out + kData + i, high_nibbles(v));
     }
-    std::memcpy(out + 2 * kData, w + kData, 4 * kHalf);
+    float* scales = reinterpret_cast<float*>(out + 2 * kData);
+    for (int64_t i = 0; i < 2 * kHalf; i += kLanes) vstore(scales + i, load_halves(w + kData + i * 2));
   }
 }
 
