@@ -20,6 +20,7 @@ namespace {
 #include "quant_blocks.inl"
 
 constexpr int64_t kHalf = kPanel / 2;
+constexpr int64_t kGroupBytes = kHalf * 4;  // a group of 4 k of all columns of a half
 constexpr int64_t kRowBlockBytes = kQuantBlock + 8;  // a block of a row of activations
 constexpr int64_t kChunkRows = 96;                   // rows whose sums rest in memory while k is walked
 constexpr int64_t kSliceBlocks = 20;                 // blocks of k: half a panel of them stays in L1 while row groups pass
@@ -82,14 +83,14 @@ PINNATE_INLINE void dot_block(vi (&dot)[R][V], const unsigned char* w, const uns
   if constexpr (F == Form::kNibbles) {
 #pragma GCC unroll 4
     for (int g = 0; g < 4; ++g) {
-      const auto at = [&](int v) __attribute__((always_inline)) { return iload(w + g * kHalf * 4 + v * kVectorBytes); };
+      const auto at = [&](int v) __attribute__((always_inline)) { return iload(w + g * kGroupBytes + v * kVectorBytes); };
       step(g, [&](int v) __attribute__((always_inline)) { return low_nibbles(at(v)); });
       step(g + 4, [&](int v) __attribute__((always_inline)) { return high_nibbles(at(v)); });
     }
   } else {
 #pragma GCC unroll 8
     for (int g = 0; g < 8; ++g)
-      step(g, [&](int v) __attribute__((always_inline)) { return iload(w + g * kHalf * 4 + v * kVectorBytes); });
+      step(g, [&](int v) __attribute__((always_inline)) { return iload(w + g * kGroupBytes + v * kVectorBytes); });
   }
 }
 
@@ -270,40 +271,58 @@ void quant_layout(PackedWeight& w) {
   w.panel_bytes = 2 * blocks_of(w.k) * kUnit[static_cast<int>(form_of(w))];
 }
 
-// Block `to` of a half panel, one of its columns.
-void put_block(WeightFormat format, const Quantized& block, int64_t column, unsigned char* to) {
-  const bool bytes = format == WeightFormat::kInt8;
-  for (int i = 0; i < kQuantBlock; ++i) {
-    unsigned char* at = to + i / 4 % (bytes ? 8 : 4) * kHalf * 4 + column * 4 + i % 4;
-    if (bytes) *at = static_cast<unsigned char>(block.q[i] + kWeightBias);
-    else *at = static_cast<unsigned char>(i < 16 ? block.q[i] : *at | block.q[i] << 4);
-  }
-  unsigned char* scales = to + kDataBytes[bytes ? 0 : 1] + column * 2;
-  std::memcpy(scales, &block.scale, 2);
-  if (!bytes) std::memcpy(scales + kHalf * 2, &block.minimum, 2);
-}
-
 constexpr int64_t kSegment = 256;  // k decoded at a time: whole blocks of every storage type
 
-void quant_pack_panel(const SourceMatrix* sources, int count, PackedWeight& w, int64_t panel) {
-  const int64_t unit = kUnit[static_cast<int>(form_of(w))];
-  for (int64_t j = 0; j < kPanel; ++j) {
-    TensorType type = TensorType::kF32;
-    const unsigned char* row = find_row(sources, count, w, panel, j, type);
-    unsigned char* to = w.data + panel * w.panel_bytes + j / kHalf * (w.panel_bytes / 2);
-    float decoded[kSegment];
-    for (int64_t b = 0; b < blocks_of(w.k); ++b, to += unit) {
-      Quantized block{};
-      if (row != nullptr && !take_block(row, type, w.format, b, block)) {
-        const int64_t in_segment = b * kQuantBlock % kSegment, k0 = b * kQuantBlock - in_segment;
-        if (in_segment == 0) {
-          std::memset(decoded, 0, sizeof decoded);
-          dequantize(type, row + stored_bytes(type, k0), min64(kSegment, w.k - k0), decoded);
-        }
-        (w.format == WeightFormat::kInt8 ? quantize_int8 : quantize_int4)(decoded + in_segment, block);
-      }
-      put_block(w.format, block, j % kHalf, to);
+// Block `to` of a half panel, one of its columns.
+void put_block(WeightFormat format, const Quantized& block, int64_t column, unsigned char* to) {
+  unsigned char bytes[kQuantBlock];
+  const bool int8 = format == WeightFormat::kInt8;
+  const int count = int8 ? kQuantBlock : kQuantBlock / 2;
+  for (int i = 0; i < count; ++i)
+    bytes[i] = static_cast<unsigned char>(int8 ? block.q[i] + kWeightBias : block.q[i] | block.q[i + 16] << 4);
+  for (int i = 0; i < count; i += 4) std::memcpy(to + i / 4 * kGroupBytes + column * 4, bytes + i, 4);
+  unsigned char* scales = to + kDataBytes[int8 ? 0 : 1] + column * 2;
+  std::memcpy(scales, &block.scale, 2);
+  if (!int8) std::memcpy(scales + kHalf * 2, &block.minimum, 2);
+}
+
+// kLanes columns from `column` of a half panel whose first block is `to`; rows[i] is null for padding.
+void pack_columns(const unsigned char* const* rows, const TensorType* types, const PackedWeight& w, int64_t column,
+                  unsigned char* to) {
+  const bool int8 = w.format == WeightFormat::kInt8;
+  const int64_t unit = kUnit[int8 ? 0 : 1], data = kDataBytes[int8 ? 0 : 1];
+  bool quantize = false;
+  for (int i = 0; i < kLanes; ++i) quantize = quantize || (rows[i] != nullptr && !takes(w.format, types[i]));
+  alignas(64) float columns[kSegment * kLanes] = {};  // [k][kLanes]
+  float decoded[kSegment] = {};
+  for (int64_t b = 0; b < blocks_of(w.k); ++b, to += unit) {
+    const int64_t in_segment = b * kQuantBlock % kSegment, k0 = b * kQuantBlock - in_segment;
+    for (int i = 0; quantize && in_segment == 0 && i < kLanes; ++i) {
+      if (rows[i] == nullptr) continue;
+      const int64_t k = min64(kSegment, w.k - k0);
+      dequantize(types[i], rows[i] + stored_bytes(types[i], k0), k, decoded);
+      for (int64_t n = 0; n < kSegment; ++n) columns[n * kLanes + i] = n < k ? decoded[n] : 0.0f;
     }
+    const float* block = columns + in_segment * kLanes;
+    unsigned char *at = to + column * 4, *scales = to + data + column * 2;
+    if (quantize && int8) pack_int8(block, kWeightBias, at, kGroupBytes, scales);
+    if (quantize && !int8) pack_int4(block, at, kGroupBytes, scales, scales + kHalf * 2);
+    for (int i = 0; i < kLanes; ++i) {
+      Quantized taken{};
+      if (rows[i] != nullptr && !takes(w.format, types[i])) continue;
+      if (rows[i] != nullptr) take_block(rows[i], types[i], b, taken);
+      put_block(w.format, taken, column + i, to);
+    }
+  }
+}
+
+void quant_pack_panel(const SourceMatrix* sources, int count, PackedWeight& w, int64_t panel) {
+  for (int64_t j = 0; j < kPanel; j += kLanes) {
+    const unsigned char* rows[kLanes];
+    TensorType types[kLanes] = {};
+    for (int i = 0; i < kLanes; ++i) rows[i] = find_row(sources, count, w, panel, j + i, types[i]);
+    unsigned char* half = w.data + panel * w.panel_bytes + j / kHalf * (w.panel_bytes / 2);
+    pack_columns(rows, types, w, j % kHalf, half);
   }
 }
 
@@ -319,7 +338,7 @@ void quant_unpack_rows(const PackedWeight& w, const int32_t* ids, int64_t count,
       if (!bytes) std::memcpy(halves + 1, from + data + kHalf * 2 + column * 2, 2);
       const float d = half_to_float(halves[0]), m = half_to_float(halves[1]);
       for (int64_t i = 0; i < min64(kQuantBlock, w.k - k0); ++i) {
-        const unsigned char q = from[i / 4 % (bytes ? 8 : 4) * kHalf * 4 + column * 4 + i % 4];
+        const unsigned char q = from[i / 4 % (bytes ? 8 : 4) * kGroupBytes + column * 4 + i % 4];
         const int v = bytes ? static_cast<int8_t>(q - kWeightBias) : i < 16 ? q & 15 : q >> 4;
         out[k0 + i] = (bytes ? d * static_cast<float>(v) : d * static_cast<float>(v) + m) * scale;
       }

@@ -1,5 +1,5 @@
-// Quantising blocks of 32 weights, included by quant.cpp in the namespace of its ISA. Single-precision arithmetic in a
-// fixed order: every instruction set packs the same numbers.
+// Quantising blocks of 32 weights, included by quant.cpp in the namespace of its ISA. kLanes columns at once, so that no
+// sum runs across lanes, with products and sums rounded apart: every instruction set packs the same numbers.
 
 // One column's block: w = scale * q (q signed) for int8, scale * q + minimum (q in [0, 15]) for int4. Halves.
 struct Quantized {
@@ -31,103 +31,139 @@ PINNATE_INLINE int32_t round_to_int(float f) {
   return i - 0x4b400000;
 }
 
-PINNATE_INLINE float clamp(float f, float low, float high) {
-  f = f < low ? low : f;
-  return f > high ? high : f;
+using vi32 = int32_t __attribute__((vector_size(kLanes * 4)));
+
+constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to the nearest integer, to even
+
+// The nearest integer in [low, high].
+PINNATE_INLINE vf round_clamped(vf v, float low, float high) {
+  return (vmin(vset(high), vmax(vset(low), v)) + vset(kMagic)) - vset(kMagic);
+}
+PINNATE_INLINE vi32 to_ints(vf rounded) { return (vi32)(rounded + vset(kMagic)) - 0x4b400000; }
+
+PINNATE_INLINE void store_words(unsigned char* p, vi32 v) { std::memcpy(p, &v, sizeof v); }
+
+// Each lane rounded to a half, which is written to `halves` and returned as a float.
+PINNATE_INLINE vf store_halves(unsigned char* halves, vf v) {
+  float f[kLanes];
+  vstore(f, v);
+  for (int i = 0; i < kLanes; ++i) {
+    const uint16_t h = float_to_half(f[i]);
+    std::memcpy(halves + 2 * i, &h, 2);
+    f[i] = half_to_float(h);
+  }
+  return vload(f);
 }
 
-inline void quantize_int8(const float* w, Quantized& out) {
-  float most = 0;
-  for (int i = 0; i < kQuantBlock; ++i) most = w[i] > most ? w[i] : -w[i] > most ? -w[i] : most;
-  out.scale = float_to_half(most * (1.0f / 127));
-  if (out.scale < 0x7bff && half_to_float(out.scale) * 127.5f < most) ++out.scale;  // of few bits, rounded down far
-  out.minimum = 0;
-  const float scale = half_to_float(out.scale), inverse = out.scale == 0 ? 0.0f : 1.0f / scale;
-  for (int i = 0; i < kQuantBlock; ++i) out.q[i] = static_cast<int8_t>(round_to_int(clamp(w[i] * inverse, -127, 127)));
-}
+// The inverse of scales, which are not negative; of zero, something finite.
+PINNATE_INLINE vf inverse_of(vf scale) { return vset(1.0f) / vmax(scale, vset(1e-30f)); }
 
-// The nearest q for a scale and minimum; the sum of squared errors.
-inline float fit_int4(const float* w, float scale, float minimum, int8_t* q) {
-  const float inverse = scale == 0 ? 0.0f : 1.0f / scale;
-  float sums[8] = {};
-  for (int i = 0; i < kQuantBlock; i += 8)
-    for (int j = 0; j < 8; ++j) {
-      const int32_t n = round_to_int(clamp((w[i + j] - minimum) * inverse, 0, 15));
-      const float error = scale * static_cast<float>(n) + minimum - w[i + j];
-      q[i + j] = static_cast<int8_t>(n);
-      sums[j] += error * error;
+// Blocks of kLanes columns, w [32][kLanes], to packed columns [kLanes][4] of 8 groups at `to`, their scales to `scales`.
+// The scale is a 127th of the largest weight.
+void pack_int8(const float* w, int32_t bias, unsigned char* to, int64_t group_bytes, unsigned char* scales) {
+  vf most = vset(0.0f);
+  for (int i = 0; i < kQuantBlock; ++i) most = vmax(most, vmax(vload(w + i * kLanes), -vload(w + i * kLanes)));
+  most = most * vset(1.0f / 127);
+  vf scale = store_halves(scales, most);
+  // A half of few bits may lie far below, and the largest weight would be cut: 2^-24 is their step.
+  scale = store_halves(scales, scale * vset(127.5f) < most * vset(127.0f) ? scale + vset(5.9604645e-8f) : scale);
+  const vf inverse = inverse_of(scale);
+  for (int g = 0; g < 8; ++g) {
+    vi32 word{};
+    for (int i = 0; i < 4; ++i) {
+      const vi32 q = to_ints(round_clamped(vload(w + (g * 4 + i) * kLanes) * inverse, -127, 127)) + bias;
+      word |= (q & 255) << 8 * i;
     }
-  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+    store_words(to + g * group_bytes, word);
+  }
 }
 
-// The scale and minimum of least squared error for given q.
-inline bool refit_int4(const float* w, const int8_t* q, float& scale, float& minimum) {
-  float sw = 0, sqw = 0;
-  int32_t sq = 0, sqq = 0;
+struct Int4Fit {
+  vf scale, minimum, error;
+};
+
+// The scale and minimum of least squared error for the q that a scale and minimum give, and that error.
+PINNATE_INLINE Int4Fit refit_int4(const float* w, vf sum, vf scale, vf minimum) {
+  vf inverse = inverse_of(scale), sq = vset(0.0f), sqq = sq, sqw = sq;
   for (int i = 0; i < kQuantBlock; ++i) {
-    sq += q[i], sqq += q[i] * q[i];
-    sw += w[i], sqw += w[i] * static_cast<float>(q[i]);
+    const vf v = vload(w + i * kLanes), q = round_clamped((v - minimum) * inverse, 0, 15);
+    sq = sq + q, sqq = sqq + q * q, sqw = sqw + q * v;
   }
-  const int32_t determinant = kQuantBlock * sqq - sq * sq;
-  if (determinant == 0) return false;
-  const float inverse = 1.0f / static_cast<float>(determinant);
-  scale = (static_cast<float>(kQuantBlock) * sqw - static_cast<float>(sq) * sw) * inverse;
-  minimum = (static_cast<float>(sqq) * sw - static_cast<float>(sq) * sqw) * inverse;
-  return true;
+  const vf size = vset(static_cast<float>(kQuantBlock)), determinant = size * sqq - sq * sq;  // exact; 0 if all q are equal
+  const vf factor = vset(1.0f) / vmax(determinant, vset(1.0f));
+  const vf better = vmax(vset(0.0f), (size * sqw - sq * sum) * factor), base = (sqq * sum - sq * sqw) * factor;
+  const vf none = vset(0.0f);
+  Int4Fit fit{determinant == none ? scale : better, determinant == none ? minimum : base, none};
+  inverse = inverse_of(fit.scale);
+  for (int i = 0; i < kQuantBlock; ++i) {
+    const vf v = vload(w + i * kLanes), q = round_clamped((v - fit.minimum) * inverse, 0, 15);
+    const vf error = fit.scale * q + fit.minimum - v;
+    fit.error = fit.error + error * error;
+  }
+  return fit;
 }
 
-// From lowest to highest in 15 steps, and a few narrower ranges that clip the ends, each refitted: the least squared error.
-inline void quantize_int4(const float* w, Quantized& out) {
-  float low = w[0], high = w[0];
-  for (int i = 1; i < kQuantBlock; ++i) low = w[i] < low ? w[i] : low, high = w[i] > high ? w[i] : high;
-  float best = 3.4e38f;
-  const auto consider = [&](float scale, float minimum) {
-    const uint16_t s = float_to_half(scale), m = float_to_half(minimum);
-    int8_t q[kQuantBlock];
-    const float error = fit_int4(w, half_to_float(s), half_to_float(m), q);
-    if (error >= best) return;
-    best = error;
-    out.scale = s, out.minimum = m;
-    std::memcpy(out.q, q, sizeof q);
-  };
-  out = {};
-  consider((high - low) * (1.0f / 15), low);
-  for (int i = 0; i < 4; ++i) {
-    const float clipped = 0.5f * static_cast<float>(i);  // steps left out, at both ends together
-    float scale = (high - low) / (15 + clipped), minimum = low + scale * clipped * 0.5f;
-    int8_t q[kQuantBlock];
-    fit_int4(w, scale, minimum, q);
-    if (refit_int4(w, q, scale, minimum)) consider(scale, minimum);
+// Like pack_int8, to 4 groups of nibbles. Tries the range from the lowest weight to the highest in 15 steps, and a few
+// narrower ones that cut the ends, each refitted, and takes the least squared error.
+void pack_int4(const float* w, unsigned char* to, int64_t group_bytes, unsigned char* scales, unsigned char* minima) {
+  vf low = vload(w), high = low, sum = vset(0.0f);
+  for (int i = 0; i < kQuantBlock; ++i) {
+    const vf v = vload(w + i * kLanes);
+    low = vmin(low, v), high = vmax(high, v), sum = sum + v;
+  }
+  Int4Fit best{vset(0.0f), low, vset(3e38f)};
+  for (int i = 0; i < 5; ++i) {
+    const float cut = 0.5f * static_cast<float>(i);  // steps, at both ends together
+    const vf scale = (high - low) * vset(1.0f / (15 + cut)), minimum = low + scale * vset(0.5f * cut);
+    const Int4Fit fit = refit_int4(w, sum, scale, minimum);
+    best.scale = fit.error < best.error ? fit.scale : best.scale;
+    best.minimum = fit.error < best.error ? fit.minimum : best.minimum;
+    best.error = vmin(fit.error, best.error);
+  }
+  const vf minimum = store_halves(minima, best.minimum), inverse = inverse_of(store_halves(scales, best.scale));
+  for (int g = 0; g < 4; ++g) {
+    vi32 word{};
+    for (int i = 0; i < 4; ++i) {
+      const float* at = w + (g * 4 + i) * kLanes;
+      const vi32 q = to_ints(round_clamped((vload(at) - minimum) * inverse, 0, 15));
+      const vi32 above = to_ints(round_clamped((vload(at + 16 * kLanes) - minimum) * inverse, 0, 15));
+      word |= (q | above << 4) << 8 * i;
+    }
+    store_words(to + g * group_bytes, word);
   }
 }
 
-// Block b of a row whose storage type holds numbers that this format takes over as they are (the scale and minimum of a
-// K-block's group are rounded to halves); false for the other types.
-inline bool take_block(const unsigned char* row, TensorType type, WeightFormat format, int64_t b, Quantized& out) {
+// Whether the format takes over the numbers of a storage type as they are (the scale and minimum of a K-block's group are
+// rounded to halves).
+inline bool takes(WeightFormat format, TensorType type) {
+  if (format == WeightFormat::kInt8) return type == TensorType::kQ8_0;
+  return type == TensorType::kQ4_0 || type == TensorType::kQ4_1 || type == TensorType::kQ4_K;
+}
+
+// Block b of a row of such a type.
+inline void take_block(const unsigned char* row, TensorType type, int64_t b, Quantized& out) {
   const auto nibbles = [&](const unsigned char* q) {
     for (int i = 0; i < 16; ++i) out.q[i] = static_cast<int8_t>(q[i] & 15), out.q[i + 16] = static_cast<int8_t>(q[i] >> 4);
   };
-  if (format == WeightFormat::kInt8) {
-    if (type != TensorType::kQ8_0) return false;
+  if (type == TensorType::kQ8_0) {
     std::memcpy(&out.scale, row + b * 34, 2);
     std::memcpy(out.q, row + b * 34 + 2, kQuantBlock);
     out.minimum = 0;
-    return true;
+    return;
   }
   if (type == TensorType::kQ4_0) {
     const unsigned char* p = row + b * 18;
     std::memcpy(&out.scale, p, 2);
     out.minimum = float_to_half(-8.0f * half_to_float(out.scale));
     nibbles(p + 2);
-    return true;
+    return;
   }
   if (type == TensorType::kQ4_1) {
     const unsigned char* p = row + b * 20;
     std::memcpy(&out.scale, p, 2), std::memcpy(&out.minimum, p + 2, 2);
     nibbles(p + 4);
-    return true;
+    return;
   }
-  if (type != TensorType::kQ4_K) return false;
   const unsigned char* p = row + b / 8 * 144;
   const int g = static_cast<int>(b % 8), shift = g % 2 * 4;
   int scale, minimum;
@@ -135,5 +171,4 @@ inline bool take_block(const unsigned char* row, TensorType type, WeightFormat f
   out.scale = float_to_half(f16_to_float(p) * static_cast<float>(scale));
   out.minimum = float_to_half(-(f16_to_float(p + 2) * static_cast<float>(minimum)));
   for (int i = 0; i < kQuantBlock; ++i) out.q[i] = static_cast<int8_t>(p[16 + g / 2 * 32 + i] >> shift & 15);
-  return true;
 }
