@@ -42,7 +42,7 @@ constexpr int kVectors = 2;
 #else
 constexpr int kRows = 4;
 template <int R>
-constexpr int kVectors = R == 1 ? 4 : 2;
+constexpr int kVectors = R == 1 && kLanes == 8 ? 4 : 2;
 #endif
 
 // ---- micro kernels: c [R][64], columns of one half, (+)= x [R] * half panel -----------------------------------------
@@ -215,51 +215,57 @@ void quant_tile(const GemmArgs& a, int64_t m0, int64_t m1, int64_t panel) {
 
 // ---- activations ----------------------------------------------------------------------------------------------------
 
+constexpr int kBlockVectors = static_cast<int>(kQuantBlock) / kLanes;
+
 // 32 activations -> one block. A block with an infinity or a NaN gets a NaN for its scale: so does every sum it enters.
-void quantize_block(const float* x, WeightFormat format, unsigned char* out) {
-  uint32_t bits[kQuantBlock], most = 0;
-  std::memcpy(bits, x, sizeof bits);
-  for (int i = 0; i < kQuantBlock; ++i) {
-    const uint32_t magnitude = bits[i] & 0x7fffffff;
+PINNATE_INLINE void quantize_block(const vf (&x)[kBlockVectors], WeightFormat format, unsigned char* out) {
+  vi32 most{}, sum{};
+  for (const vf v : x) {
+    const vi32 magnitude = (vi32)v & 0x7fffffff;  // ordered as the floats are, infinities and NaNs last
     most = magnitude > most ? magnitude : most;
   }
+  const int32_t bits = max_lane(most);
   float largest;
-  std::memcpy(&largest, &most, 4);
-  const bool finite = most < 0x7f800000, tiny = largest < 1e-30f;  // the inverse must be finite, too
+  std::memcpy(&largest, &bits, 4);
+  const bool finite = bits < 0x7f800000, tiny = largest < 1e-30f;  // the inverse must be finite, too
   const float scale = !finite ? __builtin_nanf("") : tiny ? 0.0f : largest * (1.0f / 127);
   const float inverse = !finite || tiny ? 0.0f : 127.0f / largest;
-  int8_t q[kQuantBlock];
-  int32_t sum = 0;
-  for (int i = 0; i < kQuantBlock; ++i) {
-    const int32_t n = finite ? round_to_int(x[i] * inverse) : 0;
-    q[i] = static_cast<int8_t>(n);
-    sum += n;
+  for (int v = 0; v < kBlockVectors; ++v) {
+    const vi32 q = to_ints(x[v] * vset(inverse));
+    store_bytes(out + v * kLanes, q);
+    sum += q;
   }
-  std::memcpy(out, q, sizeof q);
+  const int32_t total = sum_lanes(sum), correction = -kWeightBias * total;
+  const float scaled = scale * static_cast<float>(total);
   std::memcpy(out + kQuantBlock, &scale, 4);
-  const int32_t correction = -kWeightBias * sum;
-  const float scaled = scale * static_cast<float>(sum);
   std::memcpy(out + kQuantBlock + 4, format == WeightFormat::kInt8 ? static_cast<const void*>(&correction) : &scaled, 4);
 }
 
+// The row at `row`, by load(pointer to kLanes elements).
+template <class T, class Load>
+PINNATE_INLINE void quantize_row(const T* row, int64_t k, WeightFormat format, unsigned char* out, Load load) {
+  vf x[kBlockVectors];
+  for (; k >= kQuantBlock; k -= kQuantBlock, row += kQuantBlock, out += kRowBlockBytes) {
+    for (int v = 0; v < kBlockVectors; ++v) x[v] = load(row + v * kLanes);
+    quantize_block(x, format, out);
+  }
+  if (k == 0) return;
+  T last[kQuantBlock] = {};
+  std::memcpy(last, row, static_cast<size_t>(k) * sizeof(T));
+  for (int v = 0; v < kBlockVectors; ++v) x[v] = load(last + v * kLanes);
+  quantize_block(x, format, out);
+}
+
 void quantize_rows(const GemmArgs& a, int64_t m0, int64_t m1) {
-  const int64_t k = a.w->k, ldx = quantized_row_bytes(k);
+  const PackedWeight& w = *a.w;
   for (int64_t r = m0; r < m1; ++r) {
-    unsigned char* out = a.scratch + r * ldx;
-    for (int64_t k0 = 0; k0 < k; k0 += kQuantBlock, out += kRowBlockBytes) {
-      const int64_t count = min64(kQuantBlock, k - k0), at = r * a.ldx + k0;
-      float x[kQuantBlock] = {};
-      if (a.w->act == Act::kF32) {
-        std::memcpy(x, static_cast<const float*>(a.x) + at, static_cast<size_t>(count) * 4);
-      } else {
-        uint16_t half[kQuantBlock] = {};
-        std::memcpy(half, static_cast<const bf16*>(a.x) + at, static_cast<size_t>(count) * 2);
-        uint32_t u[kQuantBlock];
-        for (int i = 0; i < kQuantBlock; ++i) u[i] = static_cast<uint32_t>(half[i]) << 16;
-        std::memcpy(x, u, sizeof x);
-      }
-      quantize_block(x, a.w->format, out);
-    }
+    unsigned char* out = a.scratch + r * quantized_row_bytes(w.k);
+    if (w.act == Act::kF32)
+      quantize_row(static_cast<const float*>(a.x) + r * a.ldx, w.k, w.format, out,
+                   [](const float* p) __attribute__((always_inline)) { return vload(p); });
+    else
+      quantize_row(static_cast<const bf16*>(a.x) + r * a.ldx, w.k, w.format, out,
+                   [](const bf16* p) __attribute__((always_inline)) { return load_bf16(p); });
   }
 }
 

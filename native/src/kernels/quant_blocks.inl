@@ -20,18 +20,8 @@ PINNATE_INLINE uint16_t float_to_half(float f) {
     std::memcpy(&u, &a, 4);
     return static_cast<uint16_t>(sign | (u - 0x4b000000));
   }
-  return static_cast<uint16_t>(sign | ((magnitude + 0xfff + (magnitude >> 13 & 1)) >> 13) - (112 << 10));
+  return static_cast<uint16_t>(sign | (((magnitude + 0xfff + (magnitude >> 13 & 1)) >> 13) - (112 << 10)));
 }
-
-// Rounds to nearest even; |f| below 2^22.
-PINNATE_INLINE int32_t round_to_int(float f) {
-  f += 12582912.0f;  // 1.5 * 2^23
-  int32_t i;
-  std::memcpy(&i, &f, 4);
-  return i - 0x4b400000;
-}
-
-using vi32 = int32_t __attribute__((vector_size(kLanes * 4)));
 
 constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to the nearest integer, to even
 

@@ -7,6 +7,8 @@
 
 namespace pinnate::PINNATE_KERNEL_ISA {
 
+using vi32 = int32_t __attribute__((vector_size(kLanes * 4)));  // for arithmetic by operators
+
 #if defined(__AVX512VNNI__)
 
 using vi = __m512i;
@@ -24,6 +26,16 @@ PINNATE_INLINE vf to_float(vi v) { return _mm512_cvtepi32_ps(v); }
 PINNATE_INLINE vf load_halves(const unsigned char* p) {
   return _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(p)));
 }
+
+PINNATE_INLINE vf load_bf16(const bf16* p) {
+  const vi wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+PINNATE_INLINE void store_bytes(unsigned char* p, vi32 v) {  // the low byte of each lane
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8((vi)v));
+}
+PINNATE_INLINE int32_t max_lane(vi32 v) { return _mm512_reduce_max_epi32((vi)v); }
+PINNATE_INLINE int32_t sum_lanes(vi32 v) { return _mm512_reduce_add_epi32((vi)v); }
 
 #elif defined(__AVX2__)
 
@@ -45,6 +57,26 @@ PINNATE_INLINE vi sum_nibbles(vi acc) { return _mm256_madd_epi16(acc, _mm256_set
 PINNATE_INLINE vf to_float(vi v) { return _mm256_cvtepi32_ps(v); }
 PINNATE_INLINE vf load_halves(const unsigned char* p) {
   return _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(p)));
+}
+
+PINNATE_INLINE vf load_bf16(const bf16* p) {
+  const vi wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+PINNATE_INLINE void store_bytes(unsigned char* p, vi32 v) {
+  const vi packed = _mm256_shuffle_epi8((vi)v, _mm256_set1_epi32(0x0c080400));
+  const int64_t both = _mm_cvtsi128_si64(_mm_unpacklo_epi32(_mm256_castsi256_si128(packed), _mm256_extracti128_si256(packed, 1)));
+  std::memcpy(p, &both, 8);
+}
+PINNATE_INLINE int32_t max_lane(vi32 v) {
+  __m128i a = _mm_max_epi32(_mm256_castsi256_si128((vi)v), _mm256_extracti128_si256((vi)v, 1));
+  a = _mm_max_epi32(a, _mm_shuffle_epi32(a, 0x4e));
+  return _mm_cvtsi128_si32(_mm_max_epi32(a, _mm_shuffle_epi32(a, 0xb1)));
+}
+PINNATE_INLINE int32_t sum_lanes(vi32 v) {
+  __m128i a = _mm_add_epi32(_mm256_castsi256_si128((vi)v), _mm256_extracti128_si256((vi)v, 1));
+  a = _mm_add_epi32(a, _mm_shuffle_epi32(a, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(a, _mm_shuffle_epi32(a, 0xb1)));
 }
 
 #else
@@ -75,6 +107,18 @@ PINNATE_INLINE vf load_halves(const unsigned char* p) {
   std::memcpy(h, p, sizeof h);
   return vf{half_to_float(h[0]), half_to_float(h[1]), half_to_float(h[2]), half_to_float(h[3])};
 }
+PINNATE_INLINE vf load_bf16(const bf16* p) {
+  return (vf)(vi{p[0], p[1], p[2], p[3]} << 16);
+}
+PINNATE_INLINE void store_bytes(unsigned char* p, vi32 v) {
+  for (int i = 0; i < kLanes; ++i) p[i] = static_cast<unsigned char>(v[i]);
+}
+PINNATE_INLINE int32_t max_lane(vi32 v) {
+  int32_t most = v[0];
+  for (int i = 1; i < kLanes; ++i) most = v[i] > most ? v[i] : most;
+  return most;
+}
+PINNATE_INLINE int32_t sum_lanes(vi32 v) { return (v[0] + v[1]) + (v[2] + v[3]); }
 
 #endif
 
