@@ -24,16 +24,14 @@ constexpr int64_t kGroupBytes = kHalf * 4;  // a group of 4 k of all columns of 
 constexpr int64_t kRowBlockBytes = kQuantBlock + 8;  // a block of a row of activations
 constexpr int64_t kChunkRows = 96;                   // rows whose sums rest in memory while k is walked
 constexpr int64_t kSliceBlocks = 20;                 // blocks of k: half a panel of them stays in L1 while row groups pass
+constexpr int64_t kFetchers = 4;                     // row groups that fetch parts of the next panel
+constexpr int64_t kAheadBlocks = 3;                  // how far ahead a single row fetches
 
-// How a half panel lies in memory: as packed, or int4 with nibbles spread to bytes, scales and minima to floats.
-enum class Form { kBytes, kNibbles, kSpread };
-constexpr int64_t kDataBytes[] = {kQuantBlock * kHalf, kQuantBlock* kHalf / 2, kQuantBlock* kHalf};
-constexpr int64_t kUnit[] = {kDataBytes[0] + 2 * kHalf, kDataBytes[1] + 4 * kHalf, kDataBytes[2] + 8 * kHalf};
+// Of a block of half a panel: its weights, and with them the scales (int4: and minima).
+constexpr int64_t data_bytes(WeightFormat f) { return kQuantBlock * kHalf / (f == WeightFormat::kInt8 ? 1 : 2); }
+constexpr int64_t unit_bytes(WeightFormat f) { return data_bytes(f) + kHalf * (f == WeightFormat::kInt8 ? 2 : 4); }
 
 PINNATE_INLINE int64_t blocks_of(int64_t k) { return (k + kQuantBlock - 1) / kQuantBlock; }
-PINNATE_INLINE Form form_of(const PackedWeight& w) {
-  return w.format == WeightFormat::kInt8 ? Form::kBytes : Form::kNibbles;
-}
 
 #if defined(__AVX512VNNI__)
 constexpr int kRows = 6;  // 6 x 2 integer and as many float accumulators, of 32 registers
@@ -53,9 +51,9 @@ struct Slice {
   bool first;              // starts from zero, else goes on from c
   const unsigned char* x;  // first block of the first row
   int64_t ldx;             // bytes
-  const unsigned char* ahead;  // a micro kernel of 4 or more rows prefetches kAheadLines of this for each block
+  const unsigned char* ahead;  // `lines` of this are fetched into L2 for each block
+  int64_t lines;
 };
-constexpr int64_t kAheadLines = 5;
 
 PINNATE_INLINE int32_t load_int(const unsigned char* p) {
   int32_t i;
@@ -69,18 +67,18 @@ PINNATE_INLINE float load_float(const unsigned char* p) {
 }
 
 // dot [R][V] += 32 k of R rows times V vectors of columns.
-template <int R, int V, Form F>
+template <int R, int V, WeightFormat F>
 PINNATE_INLINE void dot_block(vi (&dot)[R][V], const unsigned char* w, const unsigned char* x, int64_t ldx) {
   const auto step = [&](int group, auto weights) __attribute__((always_inline)) {
     vi b[V];
     for (int v = 0; v < V; ++v) b[v] = weights(v);
     for (int r = 0; r < R; ++r) {
       const vi a = iset(load_int(x + r * ldx + group * 4));
-      for (int v = 0; v < V; ++v) dot[r][v] = F == Form::kBytes ? dot_bytes(dot[r][v], b[v], a) : dot_nibbles(dot[r][v], b[v], a);
+      for (int v = 0; v < V; ++v) dot[r][v] = (F == WeightFormat::kInt8 ? dot_bytes : dot_nibbles)(dot[r][v], b[v], a);
     }
   };
   constexpr int64_t kVectorBytes = kLanes * 4;
-  if constexpr (F == Form::kNibbles) {
+  if constexpr (F == WeightFormat::kInt4) {
 #pragma GCC unroll 4
     for (int g = 0; g < 4; ++g) {
       const auto at = [&](int v) __attribute__((always_inline)) { return iload(w + g * kGroupBytes + v * kVectorBytes); };
@@ -94,37 +92,31 @@ PINNATE_INLINE void dot_block(vi (&dot)[R][V], const unsigned char* w, const uns
   }
 }
 
-template <Form F>
-PINNATE_INLINE vf load_scales(const unsigned char* p, int64_t lane) {
-  return F == Form::kSpread ? vload(reinterpret_cast<const float*>(p) + lane) : load_halves(p + lane * 2);
-}
-
-template <int R, Form F>
+template <int R, WeightFormat F>
 void micro(const Slice& s, float* c) {
   constexpr int V = kVectors<R>;
-  constexpr int64_t kData = kDataBytes[static_cast<int>(F)], kStep = kUnit[static_cast<int>(F)];
   for (int64_t column = 0; column < kHalf; column += V * kLanes) {
     vf acc[R][V];
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < V; ++v) acc[r][v] = s.first ? vset(0.0f) : vload(c + r * kPanel + column + v * kLanes);
     const unsigned char *w = s.w, *x = s.x, *ahead = s.ahead;
-    for (int64_t b = 0; b < s.blocks; ++b, w += kStep, x += kRowBlockBytes) {
-      if (R >= 4 && column == 0)
-        for (int line = 0; line < kAheadLines; ++line, ahead += 64) __builtin_prefetch(ahead, 0, 2);
+    for (int64_t b = 0; b < s.blocks; ++b, w += unit_bytes(F), x += kRowBlockBytes) {
+      for (int64_t line = column == 0 ? s.lines : 0; line > 0; --line, ahead += 64) __builtin_prefetch(ahead, 0, 2);
       vi dot[R][V];
       for (int r = 0; r < R; ++r)
         for (int v = 0; v < V; ++v)
-          dot[r][v] = iset(F == Form::kBytes && kWeightBias != 0 ? load_int(x + r * s.ldx + kQuantBlock + 4) : 0);
+          dot[r][v] = iset(F == WeightFormat::kInt8 && kWeightBias != 0 ? load_int(x + r * s.ldx + kQuantBlock + 4) : 0);
       dot_block<R, V, F>(dot, w + column * 4, x, s.ldx);
+      const unsigned char* scales = w + data_bytes(F);
       for (int v = 0; v < V; ++v) {
         const int64_t lane = column + v * kLanes;
-        const vf scale = load_scales<F>(w + kData, lane);
+        const vf scale = load_halves(scales + lane * 2);
         for (int r = 0; r < R; ++r) {
-          const vi sum = F == Form::kBytes ? dot[r][v] : sum_nibbles(dot[r][v]);
+          const vi sum = F == WeightFormat::kInt8 ? dot[r][v] : sum_nibbles(dot[r][v]);
           acc[r][v] = vfma(to_float(sum), scale * vset(load_float(x + r * s.ldx + kQuantBlock)), acc[r][v]);
         }
-        if constexpr (F != Form::kBytes) {
-          const vf minimum = load_scales<F>(w + kData, kHalf + lane);
+        if constexpr (F != WeightFormat::kInt8) {
+          const vf minimum = load_halves(scales + (kHalf + lane) * 2);
           for (int r = 0; r < R; ++r)
             acc[r][v] = vfma(minimum, vset(load_float(x + r * s.ldx + kQuantBlock + 4)), acc[r][v]);
         }
@@ -135,8 +127,8 @@ void micro(const Slice& s, float* c) {
   }
 }
 
-template <Form F>
-void micro_rows(int64_t rows, const Slice& s, float* c) {
+template <WeightFormat F>
+void micro_of(int64_t rows, const Slice& s, float* c) {
   switch (rows) {
     case 1: return micro<1, F>(s, c);
     case 2: return micro<2, F>(s, c);
@@ -149,51 +141,29 @@ void micro_rows(int64_t rows, const Slice& s, float* c) {
   }
 }
 
-void micro_rows(Form form, int64_t rows, const Slice& s, float* c) {
-  switch (form) {
-    case Form::kBytes: return micro_rows<Form::kBytes>(rows, s, c);
-    case Form::kNibbles: return micro_rows<Form::kNibbles>(rows, s, c);
-    case Form::kSpread: return micro_rows<Form::kSpread>(rows, s, c);
-  }
-}
-
 // ---- tiles ----------------------------------------------------------------------------------------------------------
-
-void spread(const unsigned char* w, int64_t blocks, unsigned char* out) {
-  constexpr int64_t kData = kDataBytes[1], kVectorBytes = kLanes * 4;
-  for (int64_t b = 0; b < blocks; ++b, w += kUnit[1], out += kUnit[2]) {
-    for (int64_t i = 0; i < kData; i += kVectorBytes) {
-      const vi v = iload(w + i);
-      istore(out + i, low_nibbles(v));
-      istore(out + kData + i, high_nibbles(v));
-    }
-    float* scales = reinterpret_cast<float*>(out + 2 * kData);
-    for (int64_t i = 0; i < 2 * kHalf; i += kLanes) vstore(scales + i, load_halves(w + kData + i * 2));
-  }
-}
 
 // Rows [chunk, chunk + rows) of the product with blocks [b0, b0 + blocks) of both halves of a panel, into sums.
 void add_slice(const GemmArgs& a, int64_t chunk, int64_t rows, int64_t panel, int64_t b0, int64_t blocks, float* sums) {
   const PackedWeight& w = *a.w;
-  const int64_t groups = (rows + kRows - 1) / kRows, ldx = quantized_row_bytes(w.k);
-  // Where there are rows enough to keep this core computing, four groups fetch the next panel into L2 meanwhile.
-  const bool prefetch = groups >= 4 && a.ahead > 0 && panel + a.ahead < w.panels;
+  const int64_t groups = (rows + kRows - 1) / kRows, ldx = quantized_row_bytes(w.k), unit = unit_bytes(w.format);
   const unsigned char* x = a.scratch + chunk * ldx + b0 * kRowBlockBytes;
-  const int64_t unit = kUnit[static_cast<int>(form_of(w))];
-  alignas(64) unsigned char bytes[kSliceBlocks * kUnit[static_cast<int>(Form::kSpread)]];
+  const auto micro_rows = w.format == WeightFormat::kInt8 ? micro_of<WeightFormat::kInt8> : micro_of<WeightFormat::kInt4>;
   for (int64_t half = 0; half < 2; ++half) {
-    Form form = form_of(w);
     const unsigned char* packed = w.data + panel * w.panel_bytes + half * (w.panel_bytes / 2) + b0 * unit;
-    Slice s{packed, blocks, b0 == 0, x, ldx, x};
-    if (form == Form::kNibbles && groups >= 3) {
-      spread(packed, blocks, bytes);
-      form = Form::kSpread, s.w = bytes;
-    }
+    Slice s{packed, blocks, b0 == 0, x, ldx, nullptr, 0};
+    // One row reads a stream and fetches what is a little ahead in it (two to one group gain nothing by that); several groups
+    // share fetching the next panel, which otherwise waits for memory while only the first of them computes.
+    const int64_t fetchers = min64(groups, kFetchers), ahead = groups == 1 ? kAheadBlocks * unit : a.ahead * w.panel_bytes;
+    const bool fetch = a.ahead > 0 && (rows == 1 || groups > 1) &&
+                       packed + ahead < w.data + w.panels * w.panel_bytes;
+    const int64_t lines = (unit / 64 + fetchers - 1) / fetchers;
     for (int64_t g = 0; g < groups; ++g) {  // groups of nearly equal size: no thin one at the end
       const int64_t r0 = rows * g / groups, count = rows * (g + 1) / groups - r0;
       s.x = x + r0 * ldx;
-      s.ahead = prefetch && g * kAheadLines * 64 < unit ? packed + a.ahead * w.panel_bytes + g * kAheadLines * 64 * blocks : s.x;
-      micro_rows(form, count, s, sums + r0 * kPanel + half * kHalf);
+      s.lines = fetch && g < fetchers ? lines : 0;
+      s.ahead = packed + ahead + g * lines * 64 * blocks;
+      micro_rows(count, s, sums + r0 * kPanel + half * kHalf);
     }
   }
 }
@@ -274,7 +244,7 @@ void quantize_rows(const GemmArgs& a, int64_t m0, int64_t m1) {
 void quant_layout(PackedWeight& w) {
   const int64_t width = w.swiglu ? kHalf : kPanel, n = w.swiglu ? w.n / 2 : w.n;
   w.panels = (n + width - 1) / width;
-  w.panel_bytes = 2 * blocks_of(w.k) * kUnit[static_cast<int>(form_of(w))];
+  w.panel_bytes = 2 * blocks_of(w.k) * unit_bytes(w.format);
 }
 
 constexpr int64_t kSegment = 256;  // k decoded at a time: whole blocks of every storage type
@@ -287,7 +257,7 @@ void put_block(WeightFormat format, const Quantized& block, int64_t column, unsi
   for (int i = 0; i < count; ++i)
     bytes[i] = static_cast<unsigned char>(int8 ? block.q[i] + kWeightBias : block.q[i] | block.q[i + 16] << 4);
   for (int i = 0; i < count; i += 4) std::memcpy(to + i / 4 * kGroupBytes + column * 4, bytes + i, 4);
-  unsigned char* scales = to + kDataBytes[int8 ? 0 : 1] + column * 2;
+  unsigned char* scales = to + data_bytes(format) + column * 2;
   std::memcpy(scales, &block.scale, 2);
   if (!int8) std::memcpy(scales + kHalf * 2, &block.minimum, 2);
 }
@@ -296,7 +266,7 @@ void put_block(WeightFormat format, const Quantized& block, int64_t column, unsi
 void pack_columns(const unsigned char* const* rows, const TensorType* types, const PackedWeight& w, int64_t column,
                   unsigned char* to) {
   const bool int8 = w.format == WeightFormat::kInt8;
-  const int64_t unit = kUnit[int8 ? 0 : 1], data = kDataBytes[int8 ? 0 : 1];
+  const int64_t unit = unit_bytes(w.format), data = data_bytes(w.format);
   bool quantize = false;
   for (int i = 0; i < kLanes; ++i) quantize = quantize || (rows[i] != nullptr && !takes(w.format, types[i]));
   alignas(64) float columns[kSegment * kLanes] = {};  // [k][kLanes]
@@ -334,7 +304,7 @@ void quant_pack_panel(const SourceMatrix* sources, int count, PackedWeight& w, i
 
 void quant_unpack_rows(const PackedWeight& w, const int32_t* ids, int64_t count, float scale, float* out, int64_t ldo) {
   const bool bytes = w.format == WeightFormat::kInt8;
-  const int64_t unit = kUnit[static_cast<int>(form_of(w))], data = kDataBytes[bytes ? 0 : 1];
+  const int64_t unit = unit_bytes(w.format), data = data_bytes(w.format);
   for (int64_t n = 0; n < count; ++n, out += ldo) {
     const int64_t j = ids[n] % kPanel, column = j % kHalf;
     const unsigned char* from = w.data + ids[n] / kPanel * w.panel_bytes + j / kHalf * (w.panel_bytes / 2);

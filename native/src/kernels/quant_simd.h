@@ -15,7 +15,6 @@ using vi = __m512i;
 constexpr int kWeightBias = 128;  // int8 weights are stored as w + 128: the instruction takes unsigned times signed
 PINNATE_INLINE vi iset(int32_t i) { return _mm512_set1_epi32(i); }
 PINNATE_INLINE vi iload(const unsigned char* p) { return _mm512_load_si512(p); }
-PINNATE_INLINE void istore(unsigned char* p, vi v) { _mm512_store_si512(p, v); }
 PINNATE_INLINE vi low_nibbles(vi v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
 PINNATE_INLINE vi high_nibbles(vi v) { return low_nibbles(_mm512_srli_epi16(v, 4)); }
 PINNATE_INLINE vi dot_bytes(vi acc, vi w, vi x) { return _mm512_dpbusd_epi32(acc, w, x); }
@@ -43,7 +42,6 @@ using vi = __m256i;
 constexpr int kWeightBias = 0;
 PINNATE_INLINE vi iset(int32_t i) { return _mm256_set1_epi32(i); }
 PINNATE_INLINE vi iload(const unsigned char* p) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(p)); }
-PINNATE_INLINE void istore(unsigned char* p, vi v) { _mm256_store_si256(reinterpret_cast<__m256i*>(p), v); }
 PINNATE_INLINE vi low_nibbles(vi v) { return _mm256_and_si256(v, _mm256_set1_epi8(15)); }
 PINNATE_INLINE vi high_nibbles(vi v) { return low_nibbles(_mm256_srli_epi16(v, 4)); }
 // |w| times x with the sign of w: a pair is at most 2 * 128 * 127, which 16 bits hold.
@@ -90,7 +88,6 @@ PINNATE_INLINE vi iload(const unsigned char* p) {
   std::memcpy(&v, p, sizeof v);
   return v;
 }
-PINNATE_INLINE void istore(unsigned char* p, vi v) { std::memcpy(p, &v, sizeof v); }
 PINNATE_INLINE vi low_nibbles(vi v) { return v & 0x0f0f0f0f; }
 PINNATE_INLINE vi high_nibbles(vi v) { return (vi)((vu)v >> 4) & 0x0f0f0f0f; }
 // Sums of two products: at most 2 * 128 * 127, which 16 bits hold.
