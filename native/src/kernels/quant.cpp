@@ -287,6 +287,7 @@ void pack_columns(const unsigned char* const* rows, const TensorType* types, con
       Quantized taken{};
       if (rows[i] != nullptr && !takes(w.format, types[i])) continue;
       if (rows[i] != nullptr) take_block(rows[i], types[i], b, taken);
+      if (rows[i] != nullptr && int8 && types[i] != TensorType::kQ8_0) widen(taken);
       put_block(w.format, taken, column + i, to);
     }
   }

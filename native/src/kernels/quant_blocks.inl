@@ -124,10 +124,44 @@ void pack_int4(const float* w, unsigned char* to, int64_t group_bytes, unsigned 
 }
 
 // Whether the format takes over the numbers of a storage type as they are (the scale and minimum of a K-block's group are
-// rounded to halves).
+// rounded to halves); int8 holds 4-bit numbers on a grid that fits them (see widen).
 inline bool takes(WeightFormat format, TensorType type) {
-  if (format == WeightFormat::kInt8) return type == TensorType::kQ8_0;
-  return type == TensorType::kQ4_0 || type == TensorType::kQ4_1 || type == TensorType::kQ4_K;
+  const bool four_bits = type == TensorType::kQ4_0 || type == TensorType::kQ4_1 || type == TensorType::kQ4_K;
+  return four_bits || (format == WeightFormat::kInt8 && type == TensorType::kQ8_0);
+}
+
+// A 4-bit block as int8. Its numbers are 16 levels d q + m. Steps of d / i meet the distances of the levels exactly, so all
+// miss the grid by the same; of a few i (and the plain 127th of the largest level) the one of least squared error leaves
+// well below half the error of rounding to the plain step alone.
+inline void widen(Quantized& block) {
+  constexpr int kTried = 6;
+  constexpr float kReach = 127.49f;  // steps that still round to 127
+  const float d = half_to_float(block.scale), m = half_to_float(block.minimum), size = d < 0 ? -d : d;
+  float levels[16], most = 0;
+  for (int j = 0; j < 16; ++j) levels[j] = d * static_cast<float>(j) + m;
+  for (const float level : levels) most = level > most ? level : -level > most ? -level : most;
+  const int last = most > 0 ? static_cast<int>(kReach * size / most) : 0;  // at most 17: the levels span 15 d
+  float best = 3e38f, step = 0;
+  const auto consider = [&](uint16_t half) {
+    const float s = half_to_float(half), inverse = s > 0 ? 1.0f / s : 0.0f;
+    if (s * kReach < most) return;
+    float errors[16];
+    for (int j = 0; j < 16; ++j) {
+      const float error = ((levels[j] * inverse + kMagic) - kMagic) * s - levels[j];
+      errors[j] = error * error;
+    }
+    for (int width = 8; width > 0; width /= 2)
+      for (int j = 0; j < width; ++j) errors[j] += errors[j + width];
+    if (errors[0] >= best) return;
+    best = errors[0], step = s, block.scale = half;
+  };
+  const uint16_t plain = float_to_half(most * (1.0f / 127));
+  consider(half_to_float(plain) * kReach < most && plain < 0x7bff ? plain + 1 : plain);
+  for (int i = last; i > 0 && i > last - kTried; --i) consider(float_to_half(size / static_cast<float>(i)));
+  const float inverse = step > 0 ? 1.0f / step : 0.0f;
+  int8_t numbers[16];
+  for (int j = 0; j < 16; ++j) numbers[j] = static_cast<int8_t>(static_cast<int>((levels[j] * inverse + kMagic) - kMagic));
+  for (int8_t& q : block.q) q = numbers[q];
 }
 
 // Block b of a row of such a type.
