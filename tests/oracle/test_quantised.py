@@ -33,8 +33,8 @@ def test_perplexity_and_top_tokens_of_the_default_model(precision: str, bar: flo
 @pytest.mark.parametrize(("quantization", "bar"), [("int8", 0.06), ("int4", 0.4)])
 @pytest.mark.parametrize("name", ["llama2", "llama-bias", "qwen3"])
 def test_tiny_checkpoints_stay_near_transformers(name: str, quantization: str, bar: float, isa: str) -> None:
-    """Error of the logits over their spread. Rows of 16 to 96 random weights average no error out (bfloat16: 0.01); real
-    models fare far better."""
+    """Error of the logits over their spread. Rows of 16 to 96 random weights average no error out (bfloat16: 0.01);
+    real models fare far better."""
     token_ids = json.loads((TINY / name / "expected.json").read_text())["token_ids"]
     expected = np.load(TINY / name / "logits.npy")
     graph = load_model(TINY / name).graph
