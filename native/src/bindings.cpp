@@ -55,6 +55,8 @@ T named(const std::string& name, const std::array<std::pair<const char*, T>, N>&
 }
 
 constexpr std::array<std::pair<const char*, Act>, 2> kActs{{{"float32", Act::kF32}, {"bfloat16", Act::kBF16}}};
+constexpr std::array<std::pair<const char*, WeightFormat>, 3> kFormats{
+    {{"act", WeightFormat::kAct}, {"int8", WeightFormat::kInt8}, {"int4", WeightFormat::kInt4}}};
 constexpr std::array<std::pair<const char*, Epilogue>, 4> kEpilogues{{{"store_f32", Epilogue::kStoreF32},
                                                                       {"add_f32", Epilogue::kAddF32},
                                                                       {"store_act", Epilogue::kStoreAct},
@@ -105,7 +107,8 @@ nb::dict peaks(int threads, const std::string& isa, double seconds) {
 }
 
 // sources: (type, bytes, rows, cols, row order as int32 or None)
-int add_weight(Program& program, nb::list sources, bool swiglu) {
+int add_weight(Program& program, nb::list sources, bool swiglu, const std::string& format) {
+  const WeightFormat stored = named(format, kFormats);
   std::vector<std::unique_ptr<Buffer>> held;
   std::vector<SourceMatrix> matrices;
   for (nb::handle item : sources) {
@@ -127,7 +130,7 @@ int add_weight(Program& program, nb::list sources, bool swiglu) {
     matrices.push_back(m);
   }
   nb::gil_scoped_release release;
-  return program.add_weight(matrices, swiglu);
+  return program.add_weight(matrices, swiglu, stored);
 }
 
 int add_vector(Program& program, nb::handle data) {
@@ -226,7 +229,7 @@ NB_MODULE(_native, m) {
            },
            nb::kw_only(), "isa"_a, "act"_a, "threads"_a, "page_size"_a, "num_pages"_a, "kv_layers"_a, "max_tokens"_a,
            "block_rows"_a)
-      .def("add_weight", &add_weight, "sources"_a, nb::kw_only(), "swiglu"_a)
+      .def("add_weight", &add_weight, "sources"_a, nb::kw_only(), "swiglu"_a, "format"_a = "act")
       .def("add_vector", &add_vector, "data"_a)
       .def("add_rope_table", &add_rope_table, "cos"_a, "sin"_a, nb::kw_only(), "pairs"_a)
       .def("finish", &Program::finish, nb::kw_only(), "arena_bytes"_a, "logits"_a, "vocab"_a, "max_position"_a)

@@ -18,6 +18,7 @@ constexpr int64_t kMinRows = 12;    // fewer rows a tile would stream weights fr
 constexpr size_t kHuge = size_t{2} << 20;
 constexpr int64_t kStreamRows = 12;         // up to this many rows, reading the weights takes longer than the arithmetic
 constexpr int64_t kStreamBytes = 512 << 10;  // of weights read by one thread in a row
+constexpr int64_t kQuantizeEach = 16384;  // elements of x; fewer are quantised before another thread has woken
 constexpr size_t kArenaBlock = size_t{64} << 20;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -84,20 +85,27 @@ unsigned char* WeightArena::allocate(size_t bytes) {
 }
 
 PackedWeight pack(const KernelTable& kernels, ThreadPool& pool, WeightArena& arena, const SourceMatrix* sources,
-                  int count, Act act, bool swiglu) {
+                  int count, Act act, bool swiglu, WeightFormat format) {
   if (count < 1) refuse("no source");
   if (swiglu && (count != 2 || sources[0].rows != sources[1].rows)) refuse("swiglu takes gate and up of equal shape");
   PackedWeight w;
-  w.act = act, w.swiglu = swiglu, w.k = sources[0].cols;
+  w.act = act, w.swiglu = swiglu, w.format = format, w.k = sources[0].cols;
   for (int i = 0; i < count; ++i) {
     row_bytes(sources[i].type, sources[i].cols);
     if (sources[i].cols != w.k || sources[i].rows < 1 || w.k < 1) refuse("sources differ in columns or are empty");
     w.n += sources[i].rows;
   }
-  kernels.pack_layout(w);
+  const bool quantized = format != WeightFormat::kAct;
+  (quantized ? kernels.quant_layout : kernels.pack_layout)(w);
+  const auto pack_panel = quantized ? kernels.quant_pack_panel : kernels.pack_panel;
   w.data = arena.allocate(static_cast<size_t>(w.panels * w.panel_bytes));
-  pool.parallel_for(w.panels, [&](int64_t panel, int) { kernels.pack_panel(sources, count, w, panel); });
+  pool.parallel_for(w.panels, [&](int64_t panel, int) { pack_panel(sources, count, w, panel); });
   return w;
+}
+
+void unpack_rows(const KernelTable& kernels, const PackedWeight& w, const int32_t* ids, int64_t count, float scale,
+                 float* out, int64_t ldo) {
+  (w.format == WeightFormat::kAct ? kernels.unpack_rows : kernels.quant_unpack_rows)(w, ids, count, scale, out, ldo);
 }
 
 // Items of a product of few rows, which is bound by reading weights: runs of adjacent panels, long enough to read at the
@@ -110,12 +118,22 @@ int64_t streams(const PackedWeight& w, int64_t threads) {
 void gemm(const KernelTable& kernels, ThreadPool& pool, const GemmArgs& args) {
   GemmArgs a = args;
   const int64_t panels = a.w->panels;
+  const bool quantized = a.w->format != WeightFormat::kAct;
+  const auto tile = quantized ? kernels.quant_tile : kernels.gemm_tile;
+  if (quantized) {
+    const int64_t items = std::clamp<int64_t>(a.m * a.w->k / kQuantizeEach, 1, std::min(a.m, pool.threads() * int64_t{4}));
+    if (items == 1) kernels.quantize_rows(a, 0, a.m);
+    else
+      pool.parallel_for(items, [&](int64_t item, int) {
+        kernels.quantize_rows(a, a.m * item / items, a.m * (item + 1) / items);
+      });
+  }
   if (a.m <= kStreamRows) {
     const int64_t items = streams(*a.w, pool.threads());
     a.ahead = 1;
     pool.parallel_for(items, [&](int64_t item, int) {
       for (int64_t panel = panels * item / items; panel < panels * (item + 1) / items; ++panel)
-        kernels.gemm_tile(a, 0, a.m, panel);
+        tile(a, 0, a.m, panel);
     });
     return;
   }
@@ -124,7 +142,7 @@ void gemm(const KernelTable& kernels, ThreadPool& pool, const GemmArgs& args) {
   // Row blocks outermost: a block of x stays in L2 while the panels stream by.
   pool.parallel_for(panels * blocks, [&](int64_t item, int) {
     const int64_t block = item / panels, panel = item % panels;
-    kernels.gemm_tile(a, a.m * block / blocks, a.m * (block + 1) / blocks, panel);
+    tile(a, a.m * block / blocks, a.m * (block + 1) / blocks, panel);
   });
 }
 

@@ -33,9 +33,14 @@ size_t row_bytes(TensorType type, int64_t cols);
 // Packs `count` sources stacked along n (with `swiglu`: exactly {gate, up}, of equal shape) on all threads, into memory
 // of `arena`. Throws std::invalid_argument on shapes that do not fit together.
 PackedWeight pack(const KernelTable& kernels, ThreadPool& pool, WeightArena& arena, const SourceMatrix* sources,
-                  int count, Act act, bool swiglu);
+                  int count, Act act, bool swiglu, WeightFormat format = WeightFormat::kAct);
 
-// The whole product of `a` on all threads of the pool.
+// out[i] = row ids[i] of w (not swiglu) as floats, times scale.
+void unpack_rows(const KernelTable& kernels, const PackedWeight& w, const int32_t* ids, int64_t count, float scale,
+                 float* out, int64_t ldo);
+
+// The whole product of `a` on all threads of the pool. With a quantised weight, the rows of x are quantised first, into
+// a.scratch.
 void gemm(const KernelTable& kernels, ThreadPool& pool, const GemmArgs& a);
 
 }  // namespace pinnate

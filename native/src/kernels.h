@@ -16,7 +16,8 @@
 namespace pinnate {
 
 // ---- weights ------------------------------------------------------------------------------------------------------
-// A matrix [n, k] packed for gemm. The layout is private to kernels/gemm.cpp of the ISA that packed it.
+// A matrix [n, k] packed for gemm. The layout is private to kernels/gemm.cpp (kernels/quant.cpp for the quantised formats)
+// of the ISA that packed it. `act` is the type of the rows that enter and leave the product, whatever the format.
 // Panels of kPanel output columns; n is padded to whole panels, k to a multiple of 2, with zeros.
 // With `swiglu`, the matrix is gate [n/2, k] and up [n/2, k] interleaved so that each panel holds 32 gate columns and the
 // 32 up columns that belong to them (padded alike).
@@ -25,6 +26,7 @@ struct PackedWeight {
   int64_t n = 0, k = 0;         // logical sizes (n counts gate and up both, with swiglu)
   Act act = Act::kBF16;
   bool swiglu = false;
+  WeightFormat format = WeightFormat::kAct;
   int64_t panels = 0;
   int64_t panel_bytes = 0;
   unsigned char* data = nullptr;  // 64-byte aligned, panels * panel_bytes
@@ -37,6 +39,12 @@ struct SourceMatrix {
   int64_t rows, cols;
   const int32_t* row_order = nullptr;  // row i is stored at row_order[i]
 };
+
+// Bytes of a row of k activations, quantised for a product with a quantised weight.
+constexpr int64_t kQuantBlock = 32;  // elements that share a scale
+constexpr int64_t quantized_row_bytes(int64_t k) {
+  return ((k + kQuantBlock - 1) / kQuantBlock * (kQuantBlock + 8) + 63) / 64 * 64;
+}
 
 // ---- gemm ---------------------------------------------------------------------------------------------------------
 enum class Epilogue : int {
@@ -54,6 +62,7 @@ struct GemmArgs {
   Epilogue epilogue;
   void* out;
   int64_t ldo;      // elements
+  unsigned char* scratch = nullptr;  // for a quantised weight: m * quantized_row_bytes(k), 64-byte aligned
   int64_t ahead = 0;  // a hint: the thread that computes panel p probably goes on with panel p + ahead (0: unknown)
 };
 
@@ -140,6 +149,14 @@ struct KernelTable {
   // out[i] = row ids[i] of w (not swiglu) as floats, times scale.
   void (*unpack_rows)(const PackedWeight& w, const int32_t* ids, int64_t count, float scale, float* out, int64_t ldo);
   void (*dequantize)(TensorType type, const unsigned char* data, int64_t count, float* out);
+
+  // quant.cpp: the same for weights of a quantised format.
+  void (*quant_layout)(PackedWeight& w);
+  void (*quant_pack_panel)(const SourceMatrix* sources, int count, PackedWeight& w, int64_t panel);
+  void (*quant_unpack_rows)(const PackedWeight& w, const int32_t* ids, int64_t count, float scale, float* out, int64_t ldo);
+  // Rows [m0, m1) of a.x -> a.scratch as signed bytes, with a scale for each row and 32 columns.
+  void (*quantize_rows)(const GemmArgs& a, int64_t m0, int64_t m1);
+  void (*quant_tile)(const GemmArgs& a, int64_t m0, int64_t m1, int64_t panel);  // reads the rows in a.scratch
 
   // rows.cpp, rows [r0, r1)
   void (*rms_norm)(const NormArgs& a, Act act, int64_t r0, int64_t r1);

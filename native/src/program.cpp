@@ -51,8 +51,9 @@ Program::Program(const std::string& isa, int threads, ProgramSpec spec)
   limits_ = {spec_.max_tokens, std::numeric_limits<int32_t>::max(), 0, 0, spec_.page_size, spec_.num_pages};
 }
 
-int Program::add_weight(const std::vector<SourceMatrix>& sources, bool swiglu) {
-  weights_.push_back(pack(kernels_, pool_, weight_memory_, sources.data(), static_cast<int>(sources.size()), spec_.act, swiglu));
+int Program::add_weight(const std::vector<SourceMatrix>& sources, bool swiglu, WeightFormat format) {
+  const int count = static_cast<int>(sources.size());
+  weights_.push_back(pack(kernels_, pool_, weight_memory_, sources.data(), count, spec_.act, swiglu, format));
   return static_cast<int>(weights_.size()) - 1;
 }
 
@@ -131,6 +132,10 @@ void Program::check(const Instruction& instruction) {
             require(w.swiglu == swiglu && !(swiglu && op.bias >= 0), "gemm epilogue does not fit its weight");
             if (op.bias >= 0) vector_of(op.bias, w.n);
             use(op.x, w.k, false);
+            if (w.format != WeightFormat::kAct) {
+              const int64_t rows = in_logits_ ? spec_.block_rows : spec_.max_tokens;
+              quantized_bytes_ = std::max(quantized_bytes_, rows * quantized_row_bytes(w.k));
+            }
             use(op.out, swiglu ? w.n / 2 : w.n, op.epilogue == Epilogue::kStoreF32 || op.epilogue == Epilogue::kAddF32);
           },
           [&](const NormOp& op) {
@@ -183,6 +188,7 @@ void Program::finish(int64_t arena_bytes, int64_t logits, int64_t vocab, int64_t
   require(extent_ <= arena_bytes, "the arena is smaller than its buffers");
   require(vocab <= std::numeric_limits<int32_t>::max(), "the vocabulary is too large");
   arena_ = LazyMemory(static_cast<size_t>(arena_bytes), true);
+  quantized_rows_ = LazyMemory(static_cast<size_t>(quantized_bytes_), true);
   logits_ = logits;
   limits_.vocab_out = vocab;
   limits_.max_position = max_position;

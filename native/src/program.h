@@ -63,7 +63,7 @@ class Program {
   Program(const std::string& isa, int threads, ProgramSpec spec);
 
   // Building. Each returns the id that instructions use. Throws std::invalid_argument.
-  int add_weight(const std::vector<SourceMatrix>& sources, bool swiglu);
+  int add_weight(const std::vector<SourceMatrix>& sources, bool swiglu, WeightFormat format);
   int add_vector(const float* data, int64_t count);
   int add_rope_table(const float* cos, const float* sin, int64_t positions, int64_t pairs);
   void emit(const Instruction& instruction);
@@ -134,7 +134,8 @@ class Program {
   bool in_logits_ = false, finished_ = false;
   int64_t extent_ = 0;       // bytes of arena that the instructions use
   StepLimits limits_{};
-  LazyMemory arena_;
+  LazyMemory arena_, quantized_rows_;
+  int64_t quantized_bytes_ = 0;  // of the rows of x of the largest product with a quantised weight
   int64_t logits_ = 0;
   std::vector<LazyMemory> sample_scratch_;      // one for each thread
   std::vector<AlignedBuffer> attention_scratch_;

@@ -84,14 +84,15 @@ void Program::execute(const Block& block, size_t begin, size_t end) {
 void Program::execute(const EmbedOp& op, const Block& block) {
   const PackedWeight& w = weights_[static_cast<size_t>(op.weight)];
   rows_in_parallel(block.rows, w.k, [&](int64_t r0, int64_t r1) {
-    kernels_.unpack_rows(w, block.step->tokens.data() + r0, r1 - r0, op.scale, at(op.out) + r0 * w.k, w.k);
+    unpack_rows(kernels_, w, block.step->tokens.data() + r0, r1 - r0, op.scale, at(op.out) + r0 * w.k, w.k);
   });
 }
 
 void Program::execute(const GemmOp& op, const Block& block) {
   const PackedWeight& w = weights_[static_cast<size_t>(op.weight)];
   const int64_t ldo = w.swiglu ? w.n / 2 : w.n;
-  gemm(kernels_, pool_, {at<void>(op.x), w.k, block.rows, &w, vector(op.bias), op.epilogue, at<void>(op.out), ldo});
+  gemm(kernels_, pool_, {at<void>(op.x), w.k, block.rows, &w, vector(op.bias), op.epilogue, at<void>(op.out), ldo,
+                         quantized_rows_.data()});
 }
 
 void Program::execute(const NormOp& op, const Block& block) {

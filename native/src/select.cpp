@@ -8,6 +8,7 @@
 #define PINNATE_TABLE(ISA)                                      \
   namespace ISA {                                               \
   void register_gemm(KernelTable& t);                           \
+  void register_quant(KernelTable& t);                          \
   void register_rows(KernelTable& t);                           \
   void register_attention(KernelTable& t);                      \
   void register_sample(KernelTable& t);                         \
@@ -18,6 +19,7 @@
       KernelTable t{};                                          \
       t.isa = #ISA;                                             \
       ISA::register_gemm(t);                                    \
+      ISA::register_quant(t);                                   \
       ISA::register_rows(t);                                    \
       ISA::register_attention(t);                               \
       ISA::register_sample(t);                                  \

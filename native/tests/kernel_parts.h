@@ -9,6 +9,7 @@ namespace pinnate {
 #define PINNATE_PARTS(ISA)          \
   namespace ISA {                   \
   void register_gemm(KernelTable&); \
+  void register_quant(KernelTable&); \
   void register_peak(KernelTable&); \
   }
 PINNATE_PARTS(portable)
@@ -23,6 +24,14 @@ inline KernelTable gemm_kernels(const std::string& isa) {
   else if (isa == "avx2") t.isa = "avx2", avx2::register_gemm(t);
   else t.isa = "portable", portable::register_gemm(t);
   return t;
+}
+
+// Fills in the part of the quantised formats.
+inline void add_quant_kernels(KernelTable& t) {
+  const std::string isa = t.isa;
+  if (isa == "avx512") avx512::register_quant(t);
+  else if (isa == "avx2") avx2::register_quant(t);
+  else portable::register_quant(t);
 }
 
 inline void add_peak_kernels(KernelTable& t) {

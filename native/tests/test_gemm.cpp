@@ -12,6 +12,7 @@
 
 #include "../src/cpu.h"
 #include "check.h"
+#include "gemm_data.h"
 #include "kernel_parts.h"
 #include "weights_data.h"
 
@@ -29,37 +30,6 @@ std::vector<KernelTable> tables() {
   std::vector<KernelTable> all;
   for (const std::string& isa : cpu_info().isas) all.push_back(gemm_kernels(isa));
   return all;
-}
-
-// Activation rows: act [m, ldx], with NaNs where the kernel must not read.
-struct Rows {
-  Act act;
-  int64_t m, k, ldx;
-  std::vector<float> f32;
-  std::vector<bf16> b16;
-
-  const void* data() const { return act == Act::kF32 ? static_cast<const void*>(f32.data()) : b16.data(); }
-  const void* row(int64_t r) const {
-    return act == Act::kF32 ? static_cast<const void*>(f32.data() + r * ldx) : b16.data() + r * ldx;
-  }
-  double at(int64_t r, int64_t i) const {
-    const auto j = static_cast<size_t>(r * ldx + i);
-    return act == Act::kF32 ? f32[j] : from_bf16(b16[j]);
-  }
-};
-
-Rows random_rows(Act act, int64_t m, int64_t k, int64_t ldx) {
-  Rows x{act, m, k, ldx, {}, {}};
-  std::normal_distribution<float> normal(0, 1);
-  x.f32.assign(static_cast<size_t>(m * ldx), std::numeric_limits<float>::quiet_NaN());
-  x.b16.assign(static_cast<size_t>(m * ldx), 0x7fc0);
-  for (int64_t r = 0; r < m; ++r)
-    for (int64_t i = 0; i < k; ++i) {
-      const float f = normal(rng());
-      x.f32[static_cast<size_t>(r * ldx + i)] = f;
-      x.b16[static_cast<size_t>(r * ldx + i)] = to_bf16(f);
-    }
-  return x;
 }
 
 // What the packed weight holds: bf16-rounded with Act::kBF16.
@@ -86,21 +56,6 @@ bool close(double got, double want, double magnitude, bool rounded) {
   return std::fabs(got - want) <= tolerance;
 }
 
-double read_out(const std::vector<unsigned char>& out, int64_t i, bool f32) {
-  if (f32) {
-    float f;
-    std::memcpy(&f, &out[static_cast<size_t>(i) * 4], 4);
-    return f;
-  }
-  bf16 b;
-  std::memcpy(&b, &out[static_cast<size_t>(i) * 2], 2);
-  return from_bf16(b);
-}
-
-struct Shape {
-  int64_t m, n, k;
-};
-
 std::string label(const KernelTable& kt, Act act, const Shape& s, Epilogue e) {
   return std::string(kt.isa) + (act == Act::kF32 ? " f32" : " bf16") + " m" + std::to_string(s.m) + " n" +
          std::to_string(s.n) + " k" + std::to_string(s.k) + " epilogue " + std::to_string(static_cast<int>(e));
@@ -116,7 +71,7 @@ void test_plain(const KernelTable& kt, ThreadPool& pool, Act act, const Shape& s
   for (const Weights& w : parts) sources.push_back(w.matrix);
   WeightArena arena;
   const PackedWeight packed = pack(kt, pool, arena, sources.data(), static_cast<int>(sources.size()), act, false);
-  const Rows x = random_rows(act, s.m, s.k, s.k + s.k % 2 + 5);
+  const Rows x = random_rows(rng(), act, s.m, s.k, s.k + s.k % 2 + 5);
   std::vector<float> bias(static_cast<size_t>(s.n));
   for (auto& b : bias) b = static_cast<float>(rng()() % 1000) / 500;
   const bool f32 = e != Epilogue::kStoreAct || act == Act::kF32;
@@ -150,7 +105,7 @@ void test_swiglu(const KernelTable& kt, ThreadPool& pool, Act act, const Shape& 
   WeightArena arena;
   const PackedWeight packed = pack(kt, pool, arena, sources, 2, act, true);
   CHECK(packed.n == 2 * half);
-  const Rows x = random_rows(act, s.m, s.k, s.k);
+  const Rows x = random_rows(rng(), act, s.m, s.k, s.k);
   const bool f32 = act == Act::kF32;
   std::vector<unsigned char> out(static_cast<size_t>(s.m * half) * act_bytes(act));
   gemm(kt, pool, {x.data(), x.ldx, s.m, &packed, nullptr, Epilogue::kSwiGLUAct, out.data(), half});
@@ -215,7 +170,7 @@ void test_determinism(const KernelTable& kt, Act act, int64_t k, bool swiglu) {
   const SourceMatrix sources[2] = {a.matrix, b.matrix};
   WeightArena arena;
   const PackedWeight packed = pack(kt, two, arena, sources, swiglu ? 2 : 1, act, swiglu);
-  const Rows x = random_rows(act, rows, k, k + 1);
+  const Rows x = random_rows(rng(), act, rows, k, k + 1);
   const Epilogue e = swiglu ? Epilogue::kSwiGLUAct : Epilogue::kStoreF32;
   const size_t size = swiglu ? act_bytes(act) : 4, row_size = static_cast<size_t>(columns) * size;
   std::vector<unsigned char> alone(static_cast<size_t>(rows) * row_size), batch(alone.size());

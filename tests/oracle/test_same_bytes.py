@@ -1,7 +1,8 @@
-"""Same request, same bytes: native bfloat16, default model.
+"""Same request, same bytes: native executor, default model, weights in bfloat16, 8 and 4 bits.
 
 Tokens and log-probabilities of 16 requests are bitwise equal whatever else runs, however their prompts are cut,
-wherever their prefix comes from, with any number of threads, and when each of them is preempted.
+wherever their prefix comes from, with any number of threads, and when each of them is preempted. A tiny checkpoint,
+quantised as it is loaded, shows the same for the kernels of every instruction set.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from pinnate._native import cpu_features
+from pinnate.core.config import QUANTIZATIONS
 from pinnate.core.messages import StepOutputs
 from pinnate.core.request import Request
 from pinnate.core.request import Sequence as RunningSequence
@@ -26,6 +29,7 @@ from pinnate.kvcache.manager import KVCacheManager
 from pinnate.models.load import load_model
 from pinnate.scheduler.scheduler import Scheduler
 from pinnate.weights.resolve import default_model_path
+from tests.checkpoints import TINY
 from tests.fakes import make_request
 
 FACTS = json.loads((Path(__file__).parent.parent / "data/smollm2_greedy.json").read_text())["greedy"]
@@ -37,14 +41,14 @@ FILLER_PROMPT = 6
 Result = tuple[list[int], bytes]
 
 
-@pytest.fixture(scope="module")
-def executors() -> Iterator[dict[int, Executor]]:
+@pytest.fixture(scope="module", params=QUANTIZATIONS)
+def executors(request: pytest.FixtureRequest) -> Iterator[dict[int, Executor]]:
     """By number of threads."""
     graph = load_model(default_model_path()).graph
     spec = ExecutorSpec(
         num_pages=NUM_PAGES, page_size=PAGE_SIZE, max_num_batched_tokens=512, max_num_seqs=64, max_model_len=512
     )
-    made = {threads: NativeExecutor(graph, spec, dtype="bfloat16", isa="auto", threads=threads) for threads in (1, 2)}
+    made = {threads: NativeExecutor(graph, spec, quantization=request.param, threads=threads) for threads in (1, 2)}
     yield made
     for executor in made.values():
         executor.close()
@@ -68,9 +72,9 @@ def requests() -> list[Request]:
     return made
 
 
-def fillers(count: int) -> list[Request]:
+def fillers(count: int, base: int = 100) -> list[Request]:
     return [
-        make_request(f"filler{number}", range(100 + number, 100 + number + FILLER_PROMPT), max_tokens=OUTPUT)
+        make_request(f"filler{number}", range(base + number, base + number + FILLER_PROMPT), max_tokens=OUTPUT)
         for number in range(count)
     ]
 
@@ -183,3 +187,34 @@ def test_when_every_one_is_preempted(executors: dict[int, Executor], alone: dict
     for request in batch:
         assert result.preempted[request.request_id] > 0
     check(result, alone)
+
+
+def tiny_requests() -> list[Request]:
+    """Six of 5 to 30 tokens, half of them seeded."""
+    made = []
+    for number in range(6):
+        prompt = [(7 * number + 3 * place) % 89 for place in range(5 + 5 * number)]
+        sampling = {"temperature": 0.8, "seed": number} if number % 2 else {}
+        made.append(make_request(f"r{number}", prompt, max_tokens=OUTPUT, logprobs=3, ignore_eos=True, **sampling))
+    return made
+
+
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize("isa", cpu_features()["isas"])
+@pytest.mark.parametrize("name", ["llama2", "qwen3"])
+def test_on_every_instruction_set(name: str, isa: str, quantization: str) -> None:
+    graph = load_model(TINY / name).graph
+    spec = ExecutorSpec(
+        num_pages=NUM_PAGES, page_size=PAGE_SIZE, max_num_batched_tokens=512, max_num_seqs=64, max_model_len=64
+    )
+    one, two = (NativeExecutor(graph, spec, quantization=quantization, isa=isa, threads=threads) for threads in (1, 2))
+    batch = tiny_requests()
+    expected = {request.request_id: run(one, [request]).results[request.request_id] for request in batch}
+    assert len({tuple(tokens) for tokens, _ in expected.values()}) == len(batch)
+    for result in (
+        run(one, batch),
+        run(two, [*fillers(20, base=20), *batch]),
+        run(two, batch, max_num_batched_tokens=7),
+        run(one, batch, first=[make_request("first", batch[5].prompt_token_ids[:18], max_tokens=1)]),
+    ):
+        check(result, expected)

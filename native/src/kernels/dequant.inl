@@ -5,15 +5,7 @@
 PINNATE_INLINE float f16_to_float(const unsigned char* p) {
   uint16_t h;
   std::memcpy(&h, p, 2);
-  const uint32_t sign = static_cast<uint32_t>(h & 0x8000) << 16, exponent = h >> 10 & 31, mantissa = h & 0x3ff;
-  const float small = static_cast<float>(static_cast<int32_t>(mantissa)) * 5.9604644775390625e-8f;  // 2^-24
-  uint32_t u;
-  std::memcpy(&u, &small, 4);
-  if (exponent != 0) u = (exponent == 31 ? 255u : exponent + 112) << 23 | mantissa << 13;
-  u |= sign;
-  float f;
-  std::memcpy(&f, &u, 4);
-  return f;
+  return half_to_float(h);
 }
 
 // 32 elements: scale d, nibbles q; d * (q - 8).

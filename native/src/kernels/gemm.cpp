@@ -14,12 +14,10 @@ namespace pinnate::PINNATE_KERNEL_ISA {
 namespace {
 
 #include "dequant.inl"
+#include "gemm_parts.inl"
 
 constexpr int kRows = 6;            // rows of a micro tile
 constexpr int64_t kChunkRows = 96;  // rows whose partial sums rest in memory while a long k is walked block by block
-constexpr int64_t kPanelInt = kPanel;
-
-PINNATE_INLINE int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // One block of k of one panel, as a micro kernel sees it.
 struct Slice {
@@ -40,7 +38,7 @@ template <int R>
 void micro_bf16(const Slice& s, const bf16* x, int64_t ldx, float* c) {
   vf acc[R][4];
   for (int r = 0; r < R; ++r)
-    for (int v = 0; v < 4; ++v) acc[r][v] = s.first ? _mm512_setzero_ps() : vload(c + r * kPanelInt + v * 16);
+    for (int v = 0; v < 4; ++v) acc[r][v] = s.first ? _mm512_setzero_ps() : vload(c + r * kPanel + v * 16);
   const unsigned char* b = s.b;
   const unsigned char* ahead = s.ahead;
   auto step = [&](auto broadcast) __attribute__((always_inline)) {
@@ -63,7 +61,7 @@ void micro_bf16(const Slice& s, const bf16* x, int64_t ldx, float* c) {
   if (s.k % 2 != 0)
     step([&](int r) __attribute__((always_inline)) { return static_cast<int32_t>(x[r * ldx + s.k - 1]); });
   for (int r = 0; r < R; ++r)
-    for (int v = 0; v < 4; ++v) vstore(c + r * kPanelInt + v * 16, acc[r][v]);
+    for (int v = 0; v < 4; ++v) vstore(c + r * kPanel + v * 16, acc[r][v]);
 }
 
 // Vectors of columns a float micro kernel takes at once: 32 registers hold 6 x 4 accumulators.
@@ -110,14 +108,14 @@ PINNATE_INLINE void fetch_rows(const void* row) {
 template <int R, bool kPairs>
 void micro_f32(const Slice& s, const float* x, int64_t ldx, float* c) {
   constexpr int V = kVectors<R>;
-  for (int64_t column = 0; column < kPanelInt; column += V * kLanes) {
+  for (int64_t column = 0; column < kPanel; column += V * kLanes) {
     vf acc[R][V];
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < V; ++v)
-        acc[r][v] = s.first || !kPairs ? vset(0.0f) : vload(c + r * kPanelInt + column + v * kLanes);
+        acc[r][v] = s.first || !kPairs ? vset(0.0f) : vload(c + r * kPanel + column + v * kLanes);
     if constexpr (kPairs) {
       const bf16* b = reinterpret_cast<const bf16*>(s.b) + 2 * column;
-      for (int64_t k = 0; k < s.k; k += 2, b += 2 * kPanelInt) {  // x is padded to whole pairs
+      for (int64_t k = 0; k < s.k; k += 2, b += 2 * kPanel) {  // x is padded to whole pairs
         if (column == 0) fetch_rows<V>(b);
         multiply_add<R, V>(acc, x + k, ldx, [&](int v) __attribute__((always_inline)) { return vlow(b + 2 * v * kLanes); });
         multiply_add<R, V>(acc, x + k + 1, ldx,
@@ -125,14 +123,14 @@ void micro_f32(const Slice& s, const float* x, int64_t ldx, float* c) {
       }
     } else {
       const float* b = reinterpret_cast<const float*>(s.b) + column;
-      for (int64_t k = 0; k < s.k; ++k, b += kPanelInt) {
+      for (int64_t k = 0; k < s.k; ++k, b += kPanel) {
         if (column == 0) fetch_rows<V>(b);
         multiply_add<R, V>(acc, x + k, ldx, [&](int v) __attribute__((always_inline)) { return vload(b + v * kLanes); });
       }
     }
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < V; ++v) {
-        float* sum = c + r * kPanelInt + column + v * kLanes;
+        float* sum = c + r * kPanel + column + v * kLanes;
         if (!kPairs && !s.first) acc[r][v] = vload(sum) + acc[r][v];
         vstore(sum, acc[r][v]);
       }
@@ -177,54 +175,6 @@ void micro_rows(int64_t rows, const GemmArgs& a, const Slice& s, int64_t row, in
   }
 }
 
-// ---- epilogues: one row of 64 sums -> out ---------------------------------------------------------------------------
-
-// Writes the 64 (swiglu: 32) results of one row; all columns are there to be read and written.
-void finish_row(Epilogue e, Act act, const float* c, const float* bias, void* out) {
-  if (e == Epilogue::kSwiGLUAct) {
-    for (int64_t j = 0; j < kPanelInt / 2; j += kLanes) {
-      const vf v = vsilu(vload(c + j)) * vload(c + kPanelInt / 2 + j);
-      if (act == Act::kF32) vstore(static_cast<float*>(out) + j, v);
-      else vstore_bf16(static_cast<bf16*>(out) + j, v);
-    }
-    return;
-  }
-  float* f = static_cast<float*>(out);
-  for (int64_t j = 0; j < kPanelInt; j += kLanes) {
-    vf v = vload(c + j);
-    if (bias != nullptr) v = v + vload(bias + j);
-    if (e == Epilogue::kAddF32) v = vload(f + j) + v;
-    if (e == Epilogue::kStoreAct && act == Act::kBF16) vstore_bf16(static_cast<bf16*>(out) + j, v);
-    else vstore(f + j, v);
-  }
-}
-
-void finish(const GemmArgs& a, int64_t row, int64_t rows, int64_t panel, const float* c) {
-  const bool swiglu = a.epilogue == Epilogue::kSwiGLUAct;
-  const int64_t width = swiglu ? kPanelInt / 2 : kPanelInt, n = swiglu ? a.w->n / 2 : a.w->n;
-  const int64_t column = panel * width, columns = min64(width, n - column);
-  const bool to_float = a.epilogue == Epilogue::kStoreF32 || a.epilogue == Epilogue::kAddF32;
-  const size_t size = to_float || a.w->act == Act::kF32 ? 4 : 2;
-  const float* bias = a.bias == nullptr || swiglu ? nullptr : a.bias + column;
-  alignas(64) float padded_bias[kPanel], padded_out[kPanel];
-  if (columns < width && bias != nullptr) {
-    for (int64_t j = 0; j < kPanelInt; ++j) padded_bias[j] = j < columns ? bias[j] : 0.0f;
-    bias = padded_bias;
-  }
-  for (int64_t r = 0; r < rows; ++r, c += kPanelInt) {
-    unsigned char* out = static_cast<unsigned char*>(a.out) + static_cast<size_t>((row + r) * a.ldo + column) * size;
-    if (columns == width) {
-      finish_row(a.epilogue, a.w->act, c, bias, out);
-      continue;
-    }
-    const size_t bytes = static_cast<size_t>(columns) * size;
-    std::memset(padded_out, 0, sizeof padded_out);
-    if (a.epilogue == Epilogue::kAddF32) std::memcpy(padded_out, out, bytes);
-    finish_row(a.epilogue, a.w->act, c, bias, padded_out);
-    std::memcpy(out, padded_out, bytes);
-  }
-}
-
 // ---- tiles ----------------------------------------------------------------------------------------------------------
 
 void gemm_tile(const GemmArgs& a, int64_t m0, int64_t m1, int64_t panel) {
@@ -242,7 +192,7 @@ void gemm_tile(const GemmArgs& a, int64_t m0, int64_t m1, int64_t panel) {
       Slice s{data + k0 * row_size, length, k0 == 0, nullptr};
       for (int64_t g = 0; g < groups; ++g) {  // groups of nearly equal size: no thin one at the end
         const int64_t r0 = rows * g / groups, count = rows * (g + 1) / groups - r0;
-        float* c = sums + (whole ? 0 : r0 * kPanelInt);
+        float* c = sums + (whole ? 0 : r0 * kPanel);
         s.ahead = prefetch && g < 4 ? s.b + a.ahead * w.panel_bytes + g * (length / 2) * 64 : s.b;
         micro_rows(count, a, s, chunk + r0, k0, c);
         if (s.first && whole) finish(a, chunk + r0, count, panel, c);
@@ -258,26 +208,6 @@ void pack_layout(PackedWeight& w) {
   const int64_t width = w.swiglu ? kPanel / 2 : kPanel, n = w.swiglu ? w.n / 2 : w.n;
   w.panels = (n + width - 1) / width;
   w.panel_bytes = kPanel * (w.act == Act::kF32 ? w.k * 4 : (w.k + 1) / 2 * 4);
-}
-
-// Where column j of a panel comes from; null for padding.
-const unsigned char* find_row(const SourceMatrix* sources, int count, const PackedWeight& w, int64_t panel, int64_t j,
-                              TensorType& type) {
-  int64_t row;
-  int i = 0;
-  if (w.swiglu) {
-    i = j < kPanel / 2 ? 0 : 1;
-    row = panel * (kPanel / 2) + j % (kPanel / 2);
-    if (row >= w.n / 2) return nullptr;
-  } else {
-    row = panel * kPanel + j;
-    if (row >= w.n) return nullptr;
-    for (; i < count - 1 && row >= sources[i].rows; ++i) row -= sources[i].rows;
-  }
-  const SourceMatrix& s = sources[i];
-  if (s.row_order != nullptr) row = s.row_order[row];
-  type = s.type;
-  return s.data + row * stored_bytes(s.type, s.cols);
 }
 
 constexpr int64_t kGroup = 16;     // columns packed together: their packed elements of one row fill a cache line

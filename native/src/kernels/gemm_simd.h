@@ -21,6 +21,18 @@ PINNATE_INLINE bf16 to_bf16_bits(uint32_t u) {
   return static_cast<bf16>((u & 0x7fffffff) > 0x7f800000 ? nan : rounded);
 }
 
+PINNATE_INLINE float half_to_float(uint16_t h) {
+  const uint32_t sign = static_cast<uint32_t>(h & 0x8000) << 16, exponent = h >> 10 & 31, mantissa = h & 0x3ff;
+  const float small = static_cast<float>(static_cast<int32_t>(mantissa)) * 5.9604644775390625e-8f;  // 2^-24
+  uint32_t u;
+  std::memcpy(&u, &small, 4);
+  if (exponent != 0) u = (exponent == 31 ? 255u : exponent + 112) << 23 | mantissa << 13;
+  u |= sign;
+  float f;
+  std::memcpy(&f, &u, 4);
+  return f;
+}
+
 #if defined(__AVX512BF16__)
 
 using vf = __m512;

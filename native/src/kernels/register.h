@@ -6,6 +6,7 @@
 #endif
 namespace pinnate::PINNATE_KERNEL_ISA {
 void register_gemm(KernelTable& t);
+void register_quant(KernelTable& t);
 void register_rows(KernelTable& t);
 void register_attention(KernelTable& t);
 void register_sample(KernelTable& t);

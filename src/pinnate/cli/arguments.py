@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pinnate.core.config import EXECUTORS, POLICIES, EngineConfig, read_environment
+from pinnate.core.config import EXECUTORS, POLICIES, QUANTIZATIONS, EngineConfig, read_environment
 from pinnate.core.errors import ConfigError
 from pinnate.core.sampling import SamplingParams
 from pinnate.weights.resolve import resolve_model
@@ -56,6 +56,10 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = ALSO
     group = parser.add_argument_group("compute")
     add_flag(group, "--dtype", metavar="TYPE", help="auto, bfloat16 or float32")
+    add_flag(
+        group, "--quantization", "-q", choices=QUANTIZATIONS,
+        help="of the weights: none (held in the dtype), int8, or int4 (8 bits where the file holds more than 4)",
+    )  # fmt: skip
     add_flag(group, "--threads", "-t", type=int, metavar="N", help="default: the physical cores this process may use")
     add_flag(group, "--executor", choices=EXECUTORS, help="native, or reference (NumPy, slow, for checks)")
     add_flag(

@@ -119,6 +119,8 @@ def _model(config: EngineConfig, machine: Machine, problems: list[str]) -> tuple
     plan = plan_engine(config, model, machine)
     return facts, {
         "dtype": {"value": plan.dtype.value, "reason": plan.dtype.reason},
+        "quantization": {"value": plan.quantization.value, "reason": plan.quantization.reason},
+        "weights": [group._asdict() for group in plan.weights],
         "max_model_len": {"value": plan.max_model_len.value, "reason": plan.max_model_len.reason},
         "page size": config.page_size,
         "page bytes": plan.page_bytes,
@@ -144,8 +146,15 @@ def _shown(key: str, value: Any) -> str:
         )
     if value is None or value == []:
         return "none"
+    if key == "weights":
+        groups = [f"{g['pieces']} in {g['format']} ({_mib(g['bytes'])}; {g['reason']})" for g in value]
+        return "; ".join(groups)
     if isinstance(value, list):
         return " ".join(str(item) for item in value)
     if key in ("memory available", "memory limit", "KV bytes", "page bytes"):
-        return f"{value / 2**20:.1f} MiB"
+        return _mib(value)
     return str(value)
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:.1f} MiB"

@@ -57,6 +57,22 @@ def choose_dtype(requested: str, executor: str) -> Choice[str]:
     return Choice("bfloat16", "bfloat16: half the memory traffic of float32, residuals and sums stay in float32")
 
 
+def choose_quantization(requested: str, executor: str, dtype: str) -> Choice[str]:
+    """Of weights in memory; `dtype` is the one chosen. Never automatic: a default must not cost accuracy unasked.
+
+    Raises:
+        ConfigError: quantised weights where nothing multiplies them.
+    """
+    if requested == "none":
+        return Choice(requested, f"none: weights are held in {dtype}, whatever the file holds")
+    if executor == "reference":
+        raise ConfigError(f"--quantization {requested} is not offered by the reference executor, which is exact")
+    if dtype != "bfloat16":
+        raise ConfigError(f"--quantization {requested} needs --dtype bfloat16; {dtype} is for exact weights")
+    bits = "8 bits" if requested == "int8" else "4 bits, or 8 where the file holds more"
+    return Choice(requested, f"{requested}: set by --quantization; weights of {bits}, products in 8-bit integers")
+
+
 def choose_max_model_len(requested: int | None, model_context: int) -> Choice[int]:
     """
     Raises:

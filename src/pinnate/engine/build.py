@@ -12,11 +12,11 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from pinnate.core.autoconfig import (
-    ELEMENT_BYTES,
     Choice,
     choose_dtype,
     choose_max_model_len,
     choose_num_pages,
+    choose_quantization,
     choose_threads,
     fit_max_model_len,
     kv_shape,
@@ -24,10 +24,10 @@ from pinnate.core.autoconfig import (
 from pinnate.core.config import EngineConfig
 from pinnate.core.machine import Machine, read_machine
 from pinnate.engine.engine_core import EngineCore, Inbox, Outbox
-from pinnate.executor.base import Executor, ExecutorSpec
+from pinnate.executor.base import Executor, ExecutorSpec, WeightGroup
 from pinnate.executor.native import NativeExecutor
 from pinnate.executor.reference import ReferenceExecutor
-from pinnate.graph import Graph, Tensor
+from pinnate.graph import Graph
 from pinnate.kvcache.manager import KVCacheManager
 from pinnate.models.load import LoadedModel, load_model
 from pinnate.scheduler.scheduler import Scheduler
@@ -39,6 +39,8 @@ class Plan(NamedTuple):
     """Every automatic choice of one engine, each with its reason."""
 
     dtype: Choice[str]
+    quantization: Choice[str]
+    weights: list[WeightGroup]
     threads: Choice[int]
     num_pages: Choice[int]
     max_model_len: Choice[int]
@@ -47,25 +49,44 @@ class Plan(NamedTuple):
     def reasons(self) -> dict[str, str]:
         return {
             "dtype": self.dtype.reason,
+            "quantization": self.quantization.reason,
             "threads": self.threads.reason,
             "KV pool": self.num_pages.reason,
             "max_model_len": self.max_model_len.reason,
         }
 
 
-class ExecutorBuilder(Protocol):
-    def __call__(self, graph: Graph, spec: ExecutorSpec, plan: Plan, isa: str) -> Executor: ...
+class ExecutorKind(Protocol):
+    """How to weigh a model (dtype, quantization) and how to build an executor for it."""
+
+    def weigh(self, graph: Graph, dtype: str, quantization: str) -> list[WeightGroup]: ...
+    def build(self, graph: Graph, spec: ExecutorSpec, plan: Plan, isa: str) -> Executor: ...
 
 
-def _native(graph: Graph, spec: ExecutorSpec, plan: Plan, isa: str) -> Executor:
-    return NativeExecutor(graph, spec, dtype=plan.dtype.value, isa=isa, threads=plan.threads.value)
+class _Native:
+    def weigh(self, graph: Graph, dtype: str, quantization: str) -> list[WeightGroup]:
+        return NativeExecutor.weigh(graph, dtype, quantization)
+
+    def build(self, graph: Graph, spec: ExecutorSpec, plan: Plan, isa: str) -> Executor:
+        return NativeExecutor(
+            graph,
+            spec,
+            dtype=plan.dtype.value,
+            quantization=plan.quantization.value,
+            isa=isa,
+            threads=plan.threads.value,
+        )
 
 
-def _reference(graph: Graph, spec: ExecutorSpec, plan: Plan, isa: str) -> Executor:  # noqa: ARG001
-    return ReferenceExecutor(graph, spec)
+class _Reference:
+    def weigh(self, graph: Graph, dtype: str, quantization: str) -> list[WeightGroup]:  # noqa: ARG002
+        return ReferenceExecutor.weigh(graph)
+
+    def build(self, graph: Graph, spec: ExecutorSpec, plan: Plan, isa: str) -> Executor:  # noqa: ARG002
+        return ReferenceExecutor(graph, spec)
 
 
-EXECUTORS: Mapping[str, ExecutorBuilder] = MappingProxyType({"native": _native, "reference": _reference})
+EXECUTORS: Mapping[str, ExecutorKind] = MappingProxyType({"native": _Native(), "reference": _Reference()})
 
 
 def plan_engine(config: EngineConfig, model: LoadedModel, machine: Machine) -> Plan:
@@ -75,6 +96,8 @@ def plan_engine(config: EngineConfig, model: LoadedModel, machine: Machine) -> P
     """
     graph = model.graph
     dtype = choose_dtype(config.dtype, config.executor)
+    quantization = choose_quantization(config.quantization, config.executor, dtype.value)
+    weights = EXECUTORS[config.executor].weigh(graph, dtype.value, quantization.value)
     context = choose_max_model_len(config.max_model_len, model.config.max_position_embeddings)
     columns = sum(layer.num_kv_heads * layer.head_dim for layer in graph.kv_layers)
     shape = kv_shape(columns, dtype.value, config.page_size)
@@ -84,29 +107,17 @@ def plan_engine(config: EngineConfig, model: LoadedModel, machine: Machine) -> P
         kv_cache_memory=config.kv_cache_memory,
         max_num_seqs=config.max_num_seqs,
         max_model_len=context.value,
-        available=max(0, machine.memory_available - count_elements(graph) * ELEMENT_BYTES[dtype.value]),
+        available=max(0, machine.memory_available - sum(group.bytes for group in weights)),
     )
     return Plan(
         dtype=dtype,
+        quantization=quantization,
+        weights=weights,
         threads=choose_threads(config.threads, machine),
         num_pages=pages,
         max_model_len=fit_max_model_len(context, config.max_model_len, pages.value, config.page_size),
         page_bytes=shape.page_bytes,
     )
-
-
-def count_elements(graph: Graph) -> int:
-    """Elements of all weights; a tensor used twice (tied embeddings) counts twice, as executors pack it twice."""
-    total = 0
-    for op in graph.ops:
-        for name in ("weight", "bias"):
-            tensor = getattr(op, name, None)
-            if isinstance(tensor, Tensor):
-                size = 1
-                for extent in tensor.shape:
-                    size *= extent
-                total += size
-    return total
 
 
 def build_engine(config: EngineConfig, inbox: Inbox, outbox: Outbox) -> tuple[EngineCore, dict[str, Any]]:
@@ -129,7 +140,7 @@ def build_engine(config: EngineConfig, inbox: Inbox, outbox: Outbox) -> tuple[En
         max_num_seqs=config.max_num_seqs,
         max_model_len=plan.max_model_len.value,
     )
-    executor = EXECUTORS[config.executor](model.graph, spec, plan, config.isa)
+    executor = EXECUTORS[config.executor].build(model.graph, spec, plan, config.isa)
     cache = KVCacheManager(
         num_pages=spec.num_pages, page_size=spec.page_size, enable_prefix_caching=config.enable_prefix_caching
     )
@@ -154,6 +165,8 @@ def _info(config: EngineConfig, model: LoadedModel, plan: Plan, executor: Execut
         "family": model.config.family,
         "executor": config.executor,
         "dtype": plan.dtype.value,
+        "quantization": plan.quantization.value,
+        "weights": [group._asdict() for group in plan.weights],
         "threads": plan.threads.value,
         "max_model_len": plan.max_model_len.value,
         "vocab_size": model.graph.vocab_size,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pinnate.core.batch import SchedulerOutput, StepResult
 
@@ -17,6 +17,15 @@ class ExecutorSpec:
     max_num_batched_tokens: int
     max_num_seqs: int
     max_model_len: int
+
+
+class WeightGroup(NamedTuple):
+    """Weights that are held in memory alike, for the same reason: so many matrices or vectors, as they are packed."""
+
+    format: str
+    reason: str
+    pieces: int
+    bytes: int
 
 
 class Executor(Protocol):

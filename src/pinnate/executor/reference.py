@@ -8,13 +8,14 @@ outputs agree across batches up to fp32 rounding, not to the bit as those of the
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import fields
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pinnate.core.batch import SchedulerOutput, StepResult
-from pinnate.executor.base import ExecutorSpec
+from pinnate.executor.base import ExecutorSpec, WeightGroup
 from pinnate.executor.forward_batch import ForwardBatch, build_forward_batch, step_result
 from pinnate.executor.sampling import sample_rows
 from pinnate.graph import Graph, KVLayer, Tensor
@@ -54,6 +55,13 @@ class ReferenceExecutor:
         self._keys = [_new_pages(layer, spec) for layer in graph.kv_layers]
         self._values = [_new_pages(layer, spec) for layer in graph.kv_layers]
         self._last_use = {v.id: i for i, op in enumerate(graph.ops) for v in _inputs(op)}
+
+    @staticmethod
+    def weigh(graph: Graph) -> list[WeightGroup]:
+        """What the weights will take, before anything is decoded."""
+        tensors = {id(tensor): tensor for tensor in _tensors(graph)}
+        size = sum(4 * math.prod(tensor.shape) for tensor in tensors.values())
+        return [WeightGroup("float32", "the reference executor decodes everything", len(tensors), size)]
 
     def execute(self, output: SchedulerOutput) -> StepResult:
         batch = build_forward_batch(output, self._spec.page_size)
@@ -213,12 +221,18 @@ def _inputs(op: Op) -> list[Value]:
 def _decode_weights(graph: Graph) -> dict[int, Floats]:
     """By the identity of the Tensor: a matrix that two ops share is decoded once."""
     weights: dict[int, Floats] = {}
+    for tensor in _tensors(graph):
+        if id(tensor) not in weights:
+            weights[id(tensor)] = to_float32(tensor)
+    return weights
+
+
+def _tensors(graph: Graph) -> Iterator[Tensor]:
     for op in graph.ops:
         for field in fields(op):
             tensor = getattr(op, field.name)
-            if isinstance(tensor, Tensor) and id(tensor) not in weights:
-                weights[id(tensor)] = to_float32(tensor)
-    return weights
+            if isinstance(tensor, Tensor):
+                yield tensor
 
 
 def _new_pages(layer: KVLayer, spec: ExecutorSpec) -> Floats:

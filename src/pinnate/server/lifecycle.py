@@ -15,7 +15,7 @@ import signal
 import socket
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
@@ -201,6 +201,7 @@ def _banner(state: ServerState, engine: AsyncEngine, url: str, seconds: float) -
             f"Pinnate serves {name} at {url}",
             f"  model       {info['model']} ({info['family']}, context {info['max_model_len']} tokens)",
             f"  dtype       {info['dtype']}, {info['executor']} executor, {info['threads']} threads",
+            f"  weights     {_weights(info['weights'])}, quantization {info['quantization']}",
             f"  KV pool     {info['kv_tokens']} tokens ({info['kv_bytes'] / 2**20:.0f} MiB)",
             f"  started in  {seconds:.2f} s ({steps})",
             "",
@@ -208,3 +209,11 @@ def _banner(state: ServerState, engine: AsyncEngine, url: str, seconds: float) -
             f"    -d '{body}'",
         )
     )
+
+
+def _weights(groups: list[dict[str, Any]]) -> str:
+    """`60 MiB int4, 28 MiB int8`: groups of one format together."""
+    sizes: dict[str, int] = {}
+    for group in groups:
+        sizes[group["format"]] = sizes.get(group["format"], 0) + group["bytes"]
+    return ", ".join(f"{size / 2**20:.1f} MiB {name}" for name, size in sizes.items())

@@ -17,6 +17,7 @@ from pinnate.cli.main import main
 from pinnate.core.config import EngineConfig
 from pinnate.core.errors import ContextLengthError, EngineDeadError, ModelError
 from pinnate.core.sampling import SamplingParams
+from pinnate.executor.base import WeightGroup
 from pinnate.text.chat_template import ChatTemplate
 from pinnate.weights.resolve import default_model_path
 
@@ -273,7 +274,9 @@ def fake_machine(monkeypatch: pytest.MonkeyPatch, isas: list[str]) -> None:
     loaded = SimpleNamespace(config=config, graph=graph, warnings=())
     choice = lambda value, reason: SimpleNamespace(value=value, reason=reason)  # noqa: E731
     plan = SimpleNamespace(
-        dtype=choice("float32", "float32: why"), max_model_len=choice(100, "100 tokens: why"),
+        dtype=choice("float32", "float32: why"), quantization=choice("int8", "int8: asked"),
+        weights=[WeightGroup("int8", "Q8_0: as it is", 3, 5 << 20), WeightGroup("float32", "norms", 2, 1 << 19)],
+        max_model_len=choice(100, "100 tokens: why"),
         num_pages=choice(4, "from the memory"), page_bytes=1 << 20,
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "pinnate._native", native)  # type: ignore[arg-type]
@@ -291,6 +294,10 @@ def test_doctor_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     assert report["model"]["path"] == str(default_model_path())
     assert report["plan"]["pages"] == {"value": 4, "reason": "from the memory"}
     assert report["plan"]["KV bytes"] == 4 << 20
+    assert report["plan"]["quantization"] == {"value": "int8", "reason": "int8: asked"}
+    assert report["plan"]["weights"][0] == {
+        "format": "int8", "reason": "Q8_0: as it is", "pieces": 3, "bytes": 5 << 20
+    }  # fmt: skip
     assert report["versions"]["msgspec"]
     assert report["problems"] == []
 
@@ -302,7 +309,13 @@ def test_doctor_as_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     columns = {line[20:21] for line in lines if line.startswith("  ") and len(line) > 20}
     assert " " not in columns, "values do not start in one column"
     text = "\n".join(" ".join(line.split()) for line in lines)
-    for expected in ("kernels avx2: the best", "pages 4: from the memory", "KV bytes 4.0 MiB", "features avx2 fma"):
+    for expected in (
+        "kernels avx2: the best",
+        "pages 4: from the memory",
+        "KV bytes 4.0 MiB",
+        "features avx2 fma",
+        "weights 3 in int8 (5.0 MiB; Q8_0: as it is); 2 in float32 (0.5 MiB; norms)",
+    ):
         assert expected in text
     assert lines[-2:] == ["problems", "  none"]
 

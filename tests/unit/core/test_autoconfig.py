@@ -10,6 +10,7 @@ from pinnate.core.autoconfig import (
     choose_dtype,
     choose_max_model_len,
     choose_num_pages,
+    choose_quantization,
     choose_threads,
     fit_max_model_len,
     kv_shape,
@@ -44,6 +45,18 @@ def test_dtype() -> None:
     assert choose_dtype("auto", "reference").value == "float32"
     with pytest.raises(ConfigError, match="--dtype bfloat16 is not offered by the reference executor"):
         choose_dtype("bfloat16", "reference")
+
+
+def test_quantization() -> None:
+    assert choose_quantization("none", "reference", "float32").value == "none"
+    assert "held in bfloat16" in choose_quantization("none", "native", "bfloat16").reason
+    for asked in ("int8", "int4"):
+        chosen = choose_quantization(asked, "native", "bfloat16")
+        assert (chosen.value, "--quantization" in chosen.reason) == (asked, True)
+        with pytest.raises(ConfigError, match=f"--quantization {asked} is not offered by the reference executor"):
+            choose_quantization(asked, "reference", "float32")
+        with pytest.raises(ConfigError, match=f"--quantization {asked} needs --dtype bfloat16"):
+            choose_quantization(asked, "native", "float32")
 
 
 def test_max_model_len() -> None:

@@ -13,7 +13,7 @@ from pinnate.core.config import EngineConfig
 from pinnate.core.errors import ConfigError
 from pinnate.core.machine import Machine
 from pinnate.core.messages import StepOutputs
-from pinnate.engine.build import build_engine, count_elements, plan_engine
+from pinnate.engine.build import build_engine, plan_engine
 from pinnate.engine.child import LENGTH_BYTES, Startup
 from pinnate.engine.mailbox import Mailbox
 from pinnate.engine.process import read_startup
@@ -39,21 +39,35 @@ def test_plan(model: LoadedModel) -> None:
     assert plan.max_model_len.value == model.config.max_position_embeddings
     assert plan.num_pages.value == 2 * -(-plan.max_model_len.value // 16)
     assert (plan.dtype.value, plan.threads.value) == ("bfloat16", 3)
-    assert plan.reasons().keys() == {"dtype", "threads", "KV pool", "max_model_len"}
+    assert plan.reasons().keys() == {"dtype", "quantization", "threads", "KV pool", "max_model_len"}
 
 
 def test_weights_are_taken_off_the_available_memory(model: LoadedModel) -> None:
-    weights = 2 * count_elements(model.graph)
-    assert weights > 0
-    with pytest.raises(ConfigError, match="no memory for the KV pool: 10 B"):
-        plan_engine(config(), model, msgspec.structs.replace(MACHINE, memory_available=weights + 10))
+    sizes = []
+    for quantization in ("none", "int8", "int4"):
+        asked = config(quantization=quantization)
+        sizes.append(sum(group.bytes for group in plan_engine(asked, model, MACHINE).weights))
+        with pytest.raises(ConfigError, match="no memory for the KV pool: 10 B"):
+            plan_engine(asked, model, msgspec.structs.replace(MACHINE, memory_available=sizes[-1] + 10))
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[2] > 0
 
 
-@pytest.mark.parametrize("executor", ["native", "reference"])
-def test_build_and_run(executor: str) -> None:
+def test_quantised_weights_are_refused_by_name(model: LoadedModel) -> None:
+    for settings in ({"executor": "reference"}, {"dtype": "float32"}):
+        with pytest.raises(ConfigError, match="--quantization int8"):
+            plan_engine(config(quantization="int8", **settings), model, MACHINE)
+
+
+@pytest.mark.parametrize(
+    ("executor", "quantization"), [("native", "none"), ("reference", "none"), ("native", "int8"), ("native", "int4")]
+)
+def test_build_and_run(executor: str, quantization: str) -> None:
     mailbox = Mailbox()
-    core, info = build_engine(config(executor=executor, num_pages=4), mailbox, mailbox)
+    core, info = build_engine(config(executor=executor, quantization=quantization, num_pages=4), mailbox, mailbox)
     assert (info["executor"], info["num_pages"], info["kv_tokens"]) == (executor, 4, 64)
+    assert info["quantization"] == quantization
+    assert sum(group["bytes"] for group in info["weights"]) == info["device"]["weight_bytes"]
     assert info["max_model_len"] == min(64, load_model(TINY).config.max_position_embeddings)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(info)) == info  # plain data, ready for the wire
     mailbox.inbox.append(make_request("r", [1, 2, 3]))

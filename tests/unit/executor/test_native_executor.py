@@ -17,6 +17,12 @@ from pinnate.graph import Graph
 from tests.unit.executor.native_helpers import ISAS, SPEC, Tensors, llama_graph, sequence, step
 
 TOKENS = np.random.default_rng(1).integers(0, 101, 70).tolist()
+PRECISIONS = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8": {"quantization": "int8"},
+    "int4": {"quantization": "int4"},
+}
 SEEDED = SamplingParams(temperature=0.9, top_p=0.95, logprobs=3)
 
 
@@ -25,22 +31,23 @@ def build(**options) -> NativeExecutor:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_same_bytes_alone_in_a_batch_in_chunks_and_on_two_threads(dtype, isa):
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_same_bytes_alone_in_a_batch_in_chunks_and_on_two_threads(precision, isa):
     pages = (4, 9, 2, 11, 30)
-    alone = build(dtype=dtype, isa=isa).logits(step(sequence(0, TOKENS, pages)))
+    options = PRECISIONS[precision] | {"isa": isa}
+    alone = build(**options).logits(step(sequence(0, TOKENS, pages)))
 
-    chunked = build(dtype=dtype, isa=isa, threads=2)
+    chunked = build(**options, threads=2)
     for start in range(0, 63, 7):
         chunked.logits(step(sequence(0, TOKENS[start : start + 7], pages, start=start, n=0)))
     np.testing.assert_array_equal(chunked.logits(step(sequence(0, TOKENS[63:], pages, start=63))), alone)
 
-    batched = build(dtype=dtype, isa=isa, threads=2)
+    batched = build(**options, threads=2)
     batched.logits(step(sequence(0, TOKENS[:60], pages, n=0)))
     others = [sequence(i, TOKENS[i : i + 8], (12 + i,)) for i in range(1, 8)]
     both = batched.logits(step(*others[:3], sequence(0, TOKENS[60:], pages, start=60), *others[3:]))
     np.testing.assert_array_equal(both[3], alone[0])
-    np.testing.assert_array_equal(both[0], build(dtype=dtype, isa=isa).logits(step(others[0]))[0])
+    np.testing.assert_array_equal(both[0], build(**options).logits(step(others[0]))[0])
 
 
 def test_seeded_draws_and_logprobs_do_not_depend_on_the_batch():

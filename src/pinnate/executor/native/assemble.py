@@ -126,7 +126,7 @@ class _Assembler:
     def _weight(self, weight: Weight) -> int:
         if weight not in self._weights:
             sources = [_source(tensor) for tensor in weight.tensors]
-            self._weights[weight] = self._program.add_weight(sources, swiglu=weight.swiglu)
+            self._weights[weight] = self._program.add_weight(sources, swiglu=weight.swiglu, format=weight.format)
         return self._weights[weight]
 
     def _vector(self, vector: Vector | None) -> int:

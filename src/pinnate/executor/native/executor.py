@@ -9,11 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pinnate import _native
+from pinnate.core.autoconfig import choose_quantization
 from pinnate.core.batch import SchedulerOutput, StepResult
+from pinnate.core.config import QUANTIZATIONS
 from pinnate.core.errors import ConfigError
-from pinnate.executor.base import ExecutorSpec
+from pinnate.executor.base import ExecutorSpec, WeightGroup
 from pinnate.executor.forward_batch import ForwardBatch, SampledRows, build_forward_batch, step_result
 from pinnate.executor.native.assemble import assemble
+from pinnate.executor.native.formats import weight_groups
 from pinnate.executor.native.lowering import lower
 from pinnate.executor.native.plan import plan_arena
 from pinnate.graph import Graph
@@ -28,6 +31,7 @@ class NativeExecutor:
     Args:
         dtype: "bfloat16" or "float32", of weights, of what enters a product, and of keys and values. Sums and
             the residual stream are float32 either way.
+        quantization: "none", "int8" or "int4", of matrices (formats.py); they need "bfloat16".
         isa: "auto", "avx512", "avx2" or "portable".
 
     Raises:
@@ -36,10 +40,20 @@ class NativeExecutor:
     """
 
     def __init__(
-        self, graph: Graph, spec: ExecutorSpec, *, dtype: str = "bfloat16", isa: str = "auto", threads: int = 1
+        self,
+        graph: Graph,
+        spec: ExecutorSpec,
+        *,
+        dtype: str = "bfloat16",
+        quantization: str = "none",
+        isa: str = "auto",
+        threads: int = 1,
     ) -> None:
         if dtype not in ACT_BYTES:
             raise ConfigError(f"--dtype must be one of {', '.join(ACT_BYTES)} for the native executor, got {dtype!r}")
+        if quantization not in QUANTIZATIONS:
+            raise ConfigError(f"--quantization must be one of {', '.join(QUANTIZATIONS)}, got {quantization!r}")
+        choose_quantization(quantization, "native", dtype)
         if spec.page_size % 16:
             raise ConfigError(
                 f"--page-size must be a multiple of 16 for the native executor, got {spec.page_size} "
@@ -47,7 +61,7 @@ class NativeExecutor:
             )
         if threads < 1:
             raise ConfigError(f"--threads must be at least 1, got {threads}")
-        lowered = lower(graph, act_is_f32=dtype == "float32")
+        lowered = lower(graph, act_is_f32=dtype == "float32", quantization=quantization)
         max_tokens = max(spec.max_num_batched_tokens, spec.max_num_seqs)
         block_rows = min(LOGITS_BLOCK, max_tokens)
         plan = plan_arena(lowered, {"tokens": max_tokens, "logits": block_rows}, ACT_BYTES[dtype])
@@ -68,8 +82,14 @@ class NativeExecutor:
         self._program: _native.Program | None = program
         self._spec = spec
         self._dtype = dtype
+        self._quantization = quantization
         self._vocab_size = graph.vocab_size
         self._num_instructions = len(lowered.instructions)
+
+    @staticmethod
+    def weigh(graph: Graph, dtype: str, quantization: str) -> list[WeightGroup]:
+        """What the weights will take, before anything is packed. Raises as the constructor does."""
+        return weight_groups(lower(graph, act_is_f32=dtype == "float32", quantization=quantization), dtype)
 
     def execute(self, output: SchedulerOutput) -> StepResult:
         """Runs the step. ValueError or IndexError: ids or sizes out of range; then nothing has run."""
@@ -117,7 +137,7 @@ class NativeExecutor:
         return rows
 
     def describe(self) -> dict[str, object]:
-        facts: dict[str, object] = {"dtype": self._dtype}
+        facts: dict[str, object] = {"dtype": self._dtype, "quantization": self._quantization}
         if self._program is not None:
             facts |= {
                 "isa": self._program.isa,

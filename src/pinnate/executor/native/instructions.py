@@ -7,7 +7,7 @@ Every instruction has `out`, the buffer it writes; Gemm with "add_f32" and CopyC
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from pinnate.graph import Tensor
 from pinnate.graph.ops import RopeTable
@@ -25,10 +25,13 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """Matrices stacked by rows and packed as one; with `swiglu`, (gate, up) interleaved. Equal ones are packed once."""
+    """Matrices stacked by rows and packed as one; with `swiglu`, (gate, up) interleaved. Equal ones are packed once.
+    `format` as in formats.py, `reason` says why it is this one."""
 
     tensors: tuple[Tensor, ...]
     swiglu: bool = False
+    format: str = "act"
+    reason: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +157,7 @@ class LoweredProgram:
 
 def buffers_of(instruction: Instruction) -> Iterator[Buffer]:
     """All buffers that an instruction reads or writes."""
-    for field in fields(instruction):
-        value = getattr(instruction, field.name)
+    for member in fields(instruction):
+        value = getattr(instruction, member.name)
         if isinstance(value, Buffer):
             yield value

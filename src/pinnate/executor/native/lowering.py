@@ -9,6 +9,7 @@ the other when it is first asked for.
 from __future__ import annotations
 
 from pinnate.core.errors import ConfigError
+from pinnate.executor.native.formats import choose_format
 from pinnate.executor.native.fusion import FusedAttention, Uses, emission_order, find_fusions
 from pinnate.executor.native.instructions import (
     QKV,
@@ -47,9 +48,13 @@ from pinnate.graph.ops import (
 )
 
 
-def lower(graph: Graph, *, act_is_f32: bool) -> LoweredProgram:
-    """Raises ConfigError for what no native instruction computes."""
-    return _Lowering(graph, act_is_f32).lower()
+def lower(graph: Graph, *, act_is_f32: bool, quantization: str = "none") -> LoweredProgram:
+    """`quantization` decides the formats of the matrices (formats.py).
+
+    Raises:
+        ConfigError: what no native instruction computes.
+    """
+    return _Lowering(graph, act_is_f32, quantization).lower()
 
 
 def _vector(tensor: Tensor | None) -> Vector | None:
@@ -59,9 +64,10 @@ def _vector(tensor: Tensor | None) -> Vector | None:
 class _Lowering:
     """Owns the list of instructions while it grows, and which buffer holds which value."""
 
-    def __init__(self, graph: Graph, act_is_f32: bool) -> None:
+    def __init__(self, graph: Graph, act_is_f32: bool, quantization: str) -> None:
         self._graph = graph
         self._act_is_f32 = act_is_f32
+        self._quantization = quantization
         self._ops = emission_order(graph.ops)
         self._uses = Uses(self._ops, graph.logits)
         self._fusions = find_fusions(self._ops, self._uses)
@@ -85,7 +91,8 @@ class _Lowering:
     def _emit(self, op: Op) -> None:
         match op:
             case Embedding():
-                self._code.append(Embed(Weight((op.weight,)), op.scale, self._new_f32(op.out)))
+                weight = self._weight(op.weight, vocabulary=True)
+                self._code.append(Embed(weight, op.scale, self._new_f32(op.out)))
             case Linear():
                 self._linear(op)
             case RMSNorm():
@@ -148,12 +155,18 @@ class _Lowering:
 
     # ---- ops
 
+    def _weight(self, *tensors: Tensor, swiglu: bool = False, vocabulary: bool = False) -> Weight:
+        types = [tensor.type for tensor in tensors]
+        chosen = choose_format(types, self._quantization, vocabulary=vocabulary)
+        return Weight(tensors, swiglu, chosen.value, chosen.reason)
+
     def _linear(self, op: Linear) -> None:
         x = self._read_act(op.x)
         to_act = self._uses.feeds_only_linears(op.out)
         out = self._new_act(op.out) if to_act else self._new_f32(op.out)
         epilogue = "store_act" if to_act else "store_f32"
-        self._code.append(Gemm(Weight((op.weight,)), _vector(op.bias), epilogue, x, out))
+        weight = self._weight(op.weight, vocabulary=op.out.rows == "logits")
+        self._code.append(Gemm(weight, _vector(op.bias), epilogue, x, out))
 
     def _norm(self, op: RMSNorm | LayerNorm, bias: Tensor | None, group: int) -> None:
         x = self._read_f32(op.x)
@@ -173,7 +186,7 @@ class _Lowering:
             return
         gate, up = fused
         x = self._read_act(gate.x)
-        weight = Weight((gate.weight, up.weight), swiglu=True)
+        weight = self._weight(gate.weight, up.weight, swiglu=True)
         self._code.append(Gemm(weight, None, "swiglu", x, self._new_act(op.out)))
 
     def _add(self, op: Add) -> None:
@@ -183,7 +196,7 @@ class _Lowering:
             return
         x = self._read_act(fused.linear.x)
         residual = self._read_f32(fused.residual)
-        weight, bias = Weight((fused.linear.weight,)), _vector(fused.linear.bias)
+        weight, bias = self._weight(fused.linear.weight), _vector(fused.linear.bias)
         self._code.append(Gemm(weight, bias, "add_f32", x, residual))
         self._hold(op.out, residual)
 
@@ -213,7 +226,7 @@ class _Lowering:
         joined = self._buffer(fused.q.width + fused.k.width + fused.v.width, True, "tokens")
         if fused.linears is not None:
             x = self._read_act(fused.linears[0].x)
-            weight = Weight(tuple(linear.weight for linear in fused.linears))
+            weight = self._weight(*(linear.weight for linear in fused.linears))
             self._code.append(Gemm(weight, _joined_bias(fused.linears), "store_f32", x, joined))
             return joined
         at = 0

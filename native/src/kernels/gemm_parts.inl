@@ -1,0 +1,72 @@
+// What products of every weight format share, included by gemm.cpp and quant.cpp in the namespace of their ISA: the epilogues,
+// and where a panel's columns come from.
+
+PINNATE_INLINE int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// ---- epilogues: one row of 64 sums -> out ---------------------------------------------------------------------------
+
+// Writes the 64 (swiglu: 32) results of one row; all columns are there to be read and written.
+inline void finish_row(Epilogue e, Act act, const float* c, const float* bias, void* out) {
+  if (e == Epilogue::kSwiGLUAct) {
+    for (int64_t j = 0; j < kPanel / 2; j += kLanes) {
+      const vf v = vsilu(vload(c + j)) * vload(c + kPanel / 2 + j);
+      if (act == Act::kF32) vstore(static_cast<float*>(out) + j, v);
+      else vstore_bf16(static_cast<bf16*>(out) + j, v);
+    }
+    return;
+  }
+  float* f = static_cast<float*>(out);
+  for (int64_t j = 0; j < kPanel; j += kLanes) {
+    vf v = vload(c + j);
+    if (bias != nullptr) v = v + vload(bias + j);
+    if (e == Epilogue::kAddF32) v = vload(f + j) + v;
+    if (e == Epilogue::kStoreAct && act == Act::kBF16) vstore_bf16(static_cast<bf16*>(out) + j, v);
+    else vstore(f + j, v);
+  }
+}
+
+inline void finish(const GemmArgs& a, int64_t row, int64_t rows, int64_t panel, const float* c) {
+  const bool swiglu = a.epilogue == Epilogue::kSwiGLUAct;
+  const int64_t width = swiglu ? kPanel / 2 : kPanel, n = swiglu ? a.w->n / 2 : a.w->n;
+  const int64_t column = panel * width, columns = min64(width, n - column);
+  const bool to_float = a.epilogue == Epilogue::kStoreF32 || a.epilogue == Epilogue::kAddF32;
+  const size_t size = to_float || a.w->act == Act::kF32 ? 4 : 2;
+  const float* bias = a.bias == nullptr || swiglu ? nullptr : a.bias + column;
+  alignas(64) float padded_bias[kPanel], padded_out[kPanel];
+  if (columns < width && bias != nullptr) {
+    for (int64_t j = 0; j < kPanel; ++j) padded_bias[j] = j < columns ? bias[j] : 0.0f;
+    bias = padded_bias;
+  }
+  for (int64_t r = 0; r < rows; ++r, c += kPanel) {
+    unsigned char* out = static_cast<unsigned char*>(a.out) + static_cast<size_t>((row + r) * a.ldo + column) * size;
+    if (columns == width) {
+      finish_row(a.epilogue, a.w->act, c, bias, out);
+      continue;
+    }
+    const size_t bytes = static_cast<size_t>(columns) * size;
+    std::memset(padded_out, 0, sizeof padded_out);
+    if (a.epilogue == Epilogue::kAddF32) std::memcpy(padded_out, out, bytes);
+    finish_row(a.epilogue, a.w->act, c, bias, padded_out);
+    std::memcpy(out, padded_out, bytes);
+  }
+}
+
+// Where column j of a panel comes from; null for padding.
+inline const unsigned char* find_row(const SourceMatrix* sources, int count, const PackedWeight& w, int64_t panel, int64_t j,
+                              TensorType& type) {
+  int64_t row;
+  int i = 0;
+  if (w.swiglu) {
+    i = j < kPanel / 2 ? 0 : 1;
+    row = panel * (kPanel / 2) + j % (kPanel / 2);
+    if (row >= w.n / 2) return nullptr;
+  } else {
+    row = panel * kPanel + j;
+    if (row >= w.n) return nullptr;
+    for (; i < count - 1 && row >= sources[i].rows; ++i) row -= sources[i].rows;
+  }
+  const SourceMatrix& s = sources[i];
+  if (s.row_order != nullptr) row = s.row_order[row];
+  type = s.type;
+  return s.data + row * stored_bytes(s.type, s.cols);
+}
