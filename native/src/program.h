@@ -138,7 +138,8 @@ class Program {
   int64_t logits_ = 0;
   std::vector<LazyMemory> sample_scratch_;      // one for each thread
   std::vector<AlignedBuffer> attention_scratch_;
-  size_t attention_scratch_bytes_ = 0;
+  AlignedBuffer attention_shared_;
+  size_t attention_scratch_bytes_ = 0, attention_shared_bytes_ = 0;
 };
 
 }  // namespace pinnate

@@ -67,14 +67,18 @@ void measure(const KernelTable& t, const Case& c, int threads, int repeats) {
     std::memcpy(&q[i], &x, 2);
   }
   AttentionArgs a{q.data(), width, c.heads, kv, 0.125f, 0, c.seqs, starts.data(), contexts.data(), offsets.data(), indices.data(),
-                  pool, out.data(), width};
-  const int64_t items = t.attention_items(a);
+                  pool, out.data(), width, nullptr};
+  // One shared memory for each layer: begun anew before each run over all of them.
+  const size_t shared_bytes = (t.attention_shared(a) + 63) / 64 * 64;
+  std::vector<unsigned char> shared(shared_bytes * layers);
+  int64_t items = 0;
   std::atomic<int64_t> next{0};
   const auto work = [&] {
     std::vector<unsigned char> scratch(t.attention_scratch(a));
     for (int64_t i; (i = next++) < items * static_cast<int64_t>(layers);) {
       AttentionArgs layer = a;
       layer.pool = pool + i / items * pages * page;
+      layer.shared = shared.data() + i / items * shared_bytes;
       t.attention(layer, i % items, scratch.data());
     }
   };
@@ -82,6 +86,11 @@ void measure(const KernelTable& t, const Case& c, int threads, int repeats) {
   for (int r = 0; r < repeats; ++r) {
     next = 0;
     const double start = now(threads);
+    for (size_t l = 0; l < layers; ++l) {
+      AttentionArgs layer = a;
+      layer.shared = shared.data() + l * shared_bytes;
+      items = t.attention_begin(layer);
+    }
     std::vector<std::thread> others;
     for (int i = 1; i < threads; ++i) others.emplace_back(work);
     work();

@@ -147,8 +147,10 @@ std::vector<std::vector<unsigned char>> serve(const KernelTable& t, const Shape&
     t.qkv(qa, tokens / 2, tokens);
     t.qkv(qa, 0, tokens / 2);
     AttentionArgs aa{q.data(), static_cast<int64_t>(ldq), s.heads, kv, s.scale(), s.window, static_cast<int>(who.size()), starts.data(),
-                     contexts.data(), page_offsets.data(), page_indices.data(), pool, out.data(), static_cast<int64_t>(ldq)};
-    const int64_t items = t.attention_items(aa);
+                     contexts.data(), page_offsets.data(), page_indices.data(), pool, out.data(), static_cast<int64_t>(ldq), nullptr};
+    std::vector<unsigned char> shared(t.attention_shared(aa), 0xFF);
+    aa.shared = shared.data();
+    const int64_t items = t.attention_begin(aa);
     std::vector<std::thread> threads;
     for (int thread = 0; thread < plan.threads; ++thread)
       threads.emplace_back([&, thread] {

@@ -6,8 +6,10 @@
 // with per = 2 (bf16, pairs) or 1 (fp32), columns padded to a multiple of 16. Pages should be 64-byte aligned (speed only).
 //
 // Softmax is the online form (Milakov and Gimelshein 2018; Dao et al. 2022): blocks of kBlock keys that start at multiples of
-// kBlock, in order, fp32 maximum and sum. Determinism: a masked score is -inf and gives weight +0, which leaves the maximum and
-// the sums as they were; so a row's bits do not depend on how far its neighbours in the block of rows reach.
+// kBlock, in order, fp32 maximum and sum; anew for each span of kSpan keys, whose results are folded in order, so that the
+// spans of a long context can go to several threads. Determinism: a masked score is -inf and gives weight +0, which leaves the
+// maximum and the sums as they were, as folding in a span without keys does; so a row's bits do not depend on how far its
+// neighbours in the block of rows reach.
 #include <cfloat>
 #include <cmath>
 
@@ -18,7 +20,7 @@ namespace {
 
 #include "attention_micro.inl"
 
-constexpr int64_t kItemRows = 96;  // query rows of an item at most: they share one pass over the keys
+#include "attention_items.inl"
 
 struct Geometry {  // of one layer's pages; bytes unless said otherwise
   int64_t per, steps;               // elements in a lane; lanes of one key
@@ -100,65 +102,45 @@ void qkv(const QKVArgs& a, int64_t r0, int64_t r1) {
   }
 }
 
-// ---- items --------------------------------------------------------------------------------------------------------
-// The query rows of a sequence for one KV head are its tokens times the query heads of the group, token by token. An item is a
-// run of at most `item_rows` of them.
+// ---- attention ----------------------------------------------------------------------------------------------------
 
-int64_t group_size(const AttentionArgs& a) { return a.num_heads / a.kv.num_kv_heads; }
+// What is known of a query row after some of its keys: the weighted sum of values, the sum of weights by lane, both relative
+// to the maximum of the unscaled scores.
+struct State {
+  float* out;      // [columns]
+  float* sums;     // [kWidth]
+  float* maximum;  // [1]
 
-int64_t count_items(const AttentionArgs& a, int64_t item_rows) {
-  const int64_t group = group_size(a);
-  int64_t blocks = 0;
-  for (int s = 0; s < a.num_seqs; ++s) blocks += ((a.seq_starts[s + 1] - a.seq_starts[s]) * group + item_rows - 1) / item_rows;
-  return blocks * a.kv.num_kv_heads;
-}
-
-// Small steps are cut finer, so that a few threads share them evenly. Long contexts are not cut below a group of heads: it
-// would read the keys from memory once more for each part.
-int64_t choose_item_rows(const AttentionArgs& a) {
-  constexpr int64_t kEnough = 16, kLongContext = 4096;
-  int64_t longest = 0;
-  for (int s = 0; s < a.num_seqs; ++s) longest = a.contexts[s] > longest ? a.contexts[s] : longest;
-  const int64_t least = longest > kLongContext ? group_size(a) : 1;
-  int64_t rows = kItemRows;
-  while (rows / 2 >= least && count_items(a, rows) < kEnough) rows /= 2;
-  return rows;
-}
-
-int64_t attention_items(const AttentionArgs& a) { return count_items(a, choose_item_rows(a)); }
-
-struct Item {
-  int64_t seq, head;    // head: of the keys
-  int64_t first, rows;  // query rows
+  static int64_t floats(const Geometry& g) { return g.columns + 32; }
+  static State at(const Geometry& g, float* memory) { return {memory, memory + g.columns, memory + g.columns + 16}; }
 };
 
-Item find_item(const AttentionArgs& a, int64_t item) {
-  const int64_t item_rows = choose_item_rows(a), group = group_size(a);
-  int64_t s = 0, rows = 0, blocks = 0;
-  for (;; ++s) {
-    rows = (a.seq_starts[s + 1] - a.seq_starts[s]) * group;
-    blocks = (rows + item_rows - 1) / item_rows;
-    if (item < blocks * a.kv.num_kv_heads) break;
-    item -= blocks * a.kv.num_kv_heads;
-  }
-  const int64_t first = item % blocks * item_rows;
-  return {s, item / blocks, first, rows - first < item_rows ? rows - first : item_rows};
+// total = total joined by `part`, which follows it. An empty state (maximum -FLT_MAX, zeros) on either side changes nothing.
+void fold(const Geometry& g, float scale, const State& total, const State& part) {
+  alignas(64) float factor[16] = {};
+  const float newest = *part.maximum > *total.maximum ? *part.maximum : *total.maximum;
+  factor[0] = (*total.maximum - newest) * scale;
+  factor[1] = (*part.maximum - newest) * scale;
+  store(factor, exp(load(factor)));
+  const vf old = set1(factor[0]), fresh = set1(factor[1]);
+  for (int64_t i = 0; i < g.columns; i += kWidth) store(total.out + i, fma(load(part.out + i), fresh, load(total.out + i) * old));
+  store(total.sums, fma(load(part.sums), fresh, load(total.sums) * old));
+  *total.maximum = newest;
 }
-
-// ---- attention ----------------------------------------------------------------------------------------------------
 
 // Per-thread memory of an item, in floats, each part 64-byte aligned.
 struct Scratch {
   float* q;            // [kItemRows][q_words] left operand of the scores
-  float* out;          // [kItemRows][columns]
-  float* sums;         // [kItemRows][kWidth] running sum of weights, by lane
+  float* out;          // [kItemRows][columns]  this and the next two: states of the span at hand
+  float* sums;         // [kItemRows][16] kWidth of them used
   float* maximum;      // [kItemRows]
   int32_t* positions;  // [kItemRows]
+  float* totals;       // [kItemRows][State::floats] of the spans before
   float* scores;       // [kRows][kBlock]
   float* weights;      // [kRows][kBlock]
 
   static int64_t align(int64_t floats) { return (floats + 15) / 16 * 16; }
-  static int64_t row_floats(const Geometry& g) { return align(g.steps * 2) + g.columns + 16 + 1 + 1; }
+  static int64_t row_floats(const Geometry& g) { return align(g.steps * 2) + g.columns + 16 + 1 + 1 + State::floats(g); }
   static size_t bytes(const Geometry& g) { return static_cast<size_t>(kItemRows * row_floats(g) + 2 * 8 * kBlock) * 4 + 64; }
 
   Scratch(const Geometry& g, unsigned char* memory) {
@@ -167,12 +149,30 @@ struct Scratch {
     sums = out + kItemRows * g.columns;
     maximum = sums + kItemRows * 16;
     positions = reinterpret_cast<int32_t*>(maximum + kItemRows);
-    scores = maximum + 2 * kItemRows;
+    totals = maximum + 2 * kItemRows;
+    scores = totals + kItemRows * State::floats(g);
     weights = scores + 8 * kBlock;
   }
 };
 
 size_t attention_scratch(const AttentionArgs& a) { return Scratch::bytes(Geometry(a.kv)); }
+
+size_t attention_shared(const AttentionArgs& a) {
+  Cut cut = choose_cut(a);
+  cut_blocks(a, cut, State::floats(Geometry(a.kv)), nullptr);
+  return static_cast<size_t>(Shared::bytes(cut));
+}
+
+int64_t attention_begin(const AttentionArgs& a) {
+  Cut cut = choose_cut(a);
+  const int64_t state_floats = State::floats(Geometry(a.kv));
+  cut_blocks(a, cut, state_floats, nullptr);
+  const Shared shared = Shared::make(a, cut);
+  cut_blocks(a, cut, state_floats, shared.items);
+  memset(shared.counters, 0, static_cast<size_t>(cut.blocks) * 4);
+  memcpy(Shared::base(a), &shared, sizeof shared);
+  return cut.items;
+}
 
 template <Act A>
 void load_query(const AttentionArgs& a, int64_t row, float* q) {  // row of the call: token * num_heads + head
@@ -196,10 +196,13 @@ struct Span {
 };
 
 // Scores of R rows -> weights, updated maximum and sums; alpha[r] is what earlier results of the row are to be scaled by.
+// Returns whether some alpha is not 1.
 template <Act A>
-void update_softmax(int64_t R, int tiles, const Span* spans, float* s, float* p, float* maximum, float* sums, float* alpha) {
+bool update_softmax(int64_t R, int tiles, float scale, const Span* spans, float* s, float* p, float* maximum, float* sums,
+                    float* alpha) {
   const int even_tiles = (tiles + 1) / 2 * 2;
   alignas(64) float newest[16] = {}, factor[16] = {};
+  bool rescale = false;
   for (int64_t r = 0; r < R; ++r) {
     float* row = s + r * kBlock;
     const int64_t low = spans[r].low, high = spans[r].high;
@@ -214,24 +217,30 @@ void update_softmax(int64_t R, int tiles, const Span* spans, float* s, float* p,
     for (int i = kWidth; i < tiles * kTile; i += kWidth) m = max(m, load(row + i));
     const float block = reduce_max(m);
     newest[r] = block > maximum[r] ? block : maximum[r];
+    rescale |= newest[r] != maximum[r];
   }
-  for (int i = 0; i < 16; i += kWidth) {
-    if (i >= R) break;
-    store(factor + i, exp(load_n(maximum + i, R - i < kWidth ? R - i : kWidth) - load(newest + i)));
+  if (rescale) {
+    for (int i = 0; i < R; i += kWidth)
+      store(factor + i, exp((load_n(maximum + i, R - i < kWidth ? R - i : kWidth) - load(newest + i)) * set1(scale)));
+    for (int64_t r = 0; r < R; ++r) {
+      alpha[r] = factor[r];
+      maximum[r] = newest[r];
+      store(sums + r * 16, load(sums + r * 16) * set1(factor[r]));
+    }
   }
+  const vf unit = weight_unit<A>(scale);
   for (int64_t r = 0; r < R; ++r) {
     const float* row = s + r * kBlock;
-    alpha[r] = factor[r];
-    maximum[r] = newest[r];
-    vf sum = load(sums + r * kWidth) * set1(factor[r]);
+    vf sum = load(sums + r * 16);
     for (int t = 0; t < even_tiles; t += 2) {
       vf w[2 * kTileVecs];
-      for (int n = 0; n < 2 * kTileVecs; ++n) w[n] = exp(load(row + t * kTile + n * kWidth) - set1(newest[r]));
+      for (int n = 0; n < 2 * kTileVecs; ++n) w[n] = weight<A>((load(row + t * kTile + n * kWidth) - set1(newest[r])) * unit);
       constexpr int64_t words = kTile / Dot<A>::kPer * Dot<A>::kWords;
       sum = store_weights<A>(w, p + r * (kBlockTiles * words) + t * words, sum);
     }
-    store(sums + r * kWidth, sum);
+    store(sums + r * 16, sum);
   }
+  return rescale;
 }
 
 // Calls f with R (and so on) as a compile-time constant.
@@ -247,36 +256,74 @@ template <Act A>
 struct ItemRun {
   const AttentionArgs& a;
   const Geometry g;
+  const Shared shared;
   const Item item;
   const Scratch m;
   const int64_t group, q_words;
 
-  ItemRun(const AttentionArgs& args, const Item& which, unsigned char* memory)
-      : a(args), g(args.kv), item(which), m(g, memory), group(group_size(args)), q_words(g.steps * Dot<A>::kWords) {}
+  ItemRun(const AttentionArgs& args, const Shared& all, int64_t which, unsigned char* memory)
+      : a(args), g(args.kv), shared(all), item(all.items[which]), m(g, memory), group(group_size(args)),
+        q_words(g.steps * Dot<A>::kWords) {}
 
   int64_t position(int64_t r) const { return m.positions[r]; }
-  int64_t first_key(int64_t r) const {  // of row r
-    return a.window > 0 && position(r) >= a.window ? position(r) - a.window + 1 : 0;
-  }
+  int64_t first_key(int64_t r) const { return first_visible(a, position(r)); }
 
   int64_t call_row(int64_t r) const {  // row r as token * num_heads + head
     const int64_t at = item.first + r;
     return (a.seq_starts[item.seq] + at / group) * a.num_heads + item.head * group + at % group;
   }
 
+  State at_hand(int64_t r) const { return {m.out + r * g.columns, m.sums + r * 16, m.maximum + r}; }
+  State total(int64_t r) const { return State::at(g, m.totals + r * State::floats(g)); }
+  State stored(int64_t span, int64_t r) const {  // in the shared memory; `span` counts from the block's first
+    return State::at(g, shared.states + item.states + (span * item.rows + r) * State::floats(g));
+  }
+
+  void clear(const State& state) const {
+    *state.maximum = -FLT_MAX;  // finite, so that "masked minus maximum" is -inf and never NaN
+    memset(state.out, 0, static_cast<size_t>(g.columns) * 4);
+    store(state.sums, set1(0.0f));
+  }
+
+  void copy(const State& from, const State& to) const {
+    *to.maximum = *from.maximum;
+    memcpy(to.out, from.out, static_cast<size_t>(g.columns) * 4);
+    store(to.sums, load(from.sums));
+  }
+
   void run() const {
-    const int64_t first_position = a.contexts[item.seq] - (a.seq_starts[item.seq + 1] - a.seq_starts[item.seq]);
+    const int64_t start = first_position(a, item.seq);
     for (int64_t r = 0; r < item.rows; ++r) {
-      m.positions[r] = static_cast<int32_t>(first_position + (item.first + r) / group);
+      m.positions[r] = static_cast<int32_t>(start + (item.first + r) / group);
       load_query<A>(a, call_row(r), m.q + r * q_words);
-      m.maximum[r] = -FLT_MAX;  // finite, so that "masked minus maximum" is -inf and never NaN
     }
-    memset(m.out, 0, static_cast<size_t>(item.rows * g.columns) * 4);
-    memset(m.sums, 0, static_cast<size_t>(item.rows * kWidth) * 4);
     memset(m.scores, 0, kRows * kBlock * 4);
-    const int64_t last = position(item.rows - 1) / kBlock;
-    for (int64_t b = first_key(0) / kBlock; b <= last; ++b) run_block(b * kBlock);
-    for (int64_t r = 0; r < item.rows; ++r) write_row(r);
+    for (int64_t i = 0; i < item.spans; ++i) run_span(i);
+    if (item.parts > 1) return finish_part();
+    for (int64_t r = 0; r < item.rows; ++r) write_row(r, item.spans > 1 ? total(r) : at_hand(r));
+  }
+
+  // Leaves the states of one span at hand if it is alone, in the totals, or in the shared memory.
+  void run_span(int64_t i) const {
+    for (int64_t r = 0; r < item.rows; ++r) clear(at_hand(r));
+    const int64_t start = (item.first_span + i) * kSpan, low = first_key(0), high = position(item.rows - 1) + 1;
+    const int64_t end = high < start + kSpan ? high : start + kSpan;
+    run_blocks((low > start ? low : start) / kBlock * kBlock, end);
+    if (item.parts > 1) {
+      for (int64_t r = 0; r < item.rows; ++r) copy(at_hand(r), stored(item.first_span - item.block_span + i, r));
+    } else if (item.spans > 1) {
+      for (int64_t r = 0; r < item.rows; ++r) i ? fold(g, a.scale, total(r), at_hand(r)) : copy(at_hand(r), total(r));
+    }
+  }
+
+  // The part that finishes last writes the rows.
+  void finish_part() const {
+    if (__atomic_add_fetch(&shared.counters[item.block], 1, __ATOMIC_ACQ_REL) != item.parts) return;
+    for (int64_t r = 0; r < item.rows; ++r) {
+      copy(stored(0, r), total(r));
+      for (int64_t i = 1; i < item.block_spans; ++i) fold(g, a.scale, total(r), stored(i, r));
+      write_row(r, total(r));
+    }
   }
 
   // The tiles of the block at `start` that hold keys some row sees; returns how many.
@@ -293,18 +340,27 @@ struct ItemRun {
     return t;
   }
 
-  void run_block(int64_t start) const {
+  void run_blocks(int64_t start, int64_t end) const {
     BlockTiles block = {}, next = {};
-    const int tiles = find_tiles(start, block), next_tiles = find_tiles(start + kBlock, next);
-    for (int t = next_tiles; t < kBlockTiles; ++t) {  // nothing to fetch there: point at what is at hand
-      next.keys[t] = block.keys[t < tiles ? t : 0];
-      next.values[t] = block.values[t < tiles ? t : 0];
+    int tiles = find_tiles(start, block);
+    for (; start < end; start += kBlock, block = next) {
+      const int next_tiles = find_tiles(start + kBlock, next);
+      BlockTiles fetch = next;
+      for (int t = next_tiles; t < kBlockTiles; ++t) {  // nothing to fetch there: point at what is at hand
+        fetch.keys[t] = block.keys[t < tiles ? t : 0];
+        fetch.values[t] = block.values[t < tiles ? t : 0];
+      }
+      run_block(block, next_tiles ? &fetch : nullptr, start);
+      tiles = next_tiles;
     }
+  }
+
+  void run_block(const BlockTiles& block, const BlockTiles* next, int64_t start) const {
     for (int64_t r = 0; r < item.rows; r += kRows) {
       const int64_t rows = item.rows - r < kRows ? item.rows - r : kRows;
       const int64_t high = position(r + rows - 1) + 1 - start;
       if (high <= 0 || first_key(r) >= start + kBlock) continue;
-      run_rows(block, r == 0 && next_tiles ? &next : nullptr, start, r, rows, high < kBlock ? high : kBlock);
+      run_rows(block, r == 0 ? next : nullptr, start, r, rows, high < kBlock ? high : kBlock);
     }
   }
 
@@ -319,37 +375,38 @@ struct ItemRun {
       constexpr int kTiles = kVecs / kTileVecs;  // scored together
       for (int t = 0; t < tiles; t += kTiles)
         with_constant<kTiles>(tiles - t, [&]<int T>() {
-          score_tiles<A, R, T>(q, q_words, block.keys + t, next ? next->keys + t : nullptr, g.key_stride, g.steps, a.scale,
+          score_tiles<A, R, T>(q, q_words, block.keys + t, next ? next->keys + t : nullptr, g.key_stride, g.steps,
                                m.scores + t * kTile);
         });
     });
-    update_softmax<A>(rows, tiles, spans, m.scores, m.weights, m.maximum + r, m.sums + r * kWidth, alpha);
+    const bool rescale =
+        update_softmax<A>(rows, tiles, a.scale, spans, m.scores, m.weights, m.maximum + r, m.sums + r * 16, alpha);
     const int64_t vecs = g.columns / kWidth;
     for (int64_t n = 0; n < vecs; n += kVecs)
       with_constant<kRows>(rows, [&]<int R>() {
         with_constant<kVecs>(vecs - n, [&]<int N>() {
-          add_values<A, R, N>(m.weights, block, next, n * kWidth * 4, g.value_stride, tokens, alpha,
+          add_values<A, R, N>(m.weights, block, next, n * kWidth * 4, g.value_stride, tokens, rescale ? alpha : nullptr,
                               m.out + r * g.columns + n * kWidth, g.columns);
         });
       });
   }
 
-  void write_row(int64_t r) const {
-    float* out = m.out + r * g.columns;
-    const vf sum = set1(reduce_add(load(m.sums + r * kWidth)));
+  void write_row(int64_t r, const State& state) const {
+    const vf sum = set1(reduce_add(load(state.sums)));
     // + 0 turns -0 into +0: whether masked zeros were added to a zero must not show
-    for (int64_t i = 0; i < g.columns; i += kWidth) store(out + i, load(out + i) / sum + set1(0.0f));
+    for (int64_t i = 0; i < g.columns; i += kWidth) store(state.out + i, load(state.out + i) / sum + set1(0.0f));
     const int64_t row = call_row(r), at = row / a.num_heads * a.ldo + row % a.num_heads * a.kv.head_dim;
-    store_act_row(out, static_cast<unsigned char*>(a.out) + static_cast<size_t>(at) * act_bytes(A), A, a.kv.head_dim);
+    store_act_row(state.out, static_cast<unsigned char*>(a.out) + static_cast<size_t>(at) * act_bytes(A), A, a.kv.head_dim);
   }
 };
 
 void attention(const AttentionArgs& a, int64_t item, unsigned char* scratch) {
-  const Item which = find_item(a, item);
+  Shared shared;
+  memcpy(&shared, Shared::base(a), sizeof shared);
   if (a.kv.act == Act::kBF16) {
-    ItemRun<Act::kBF16>(a, which, scratch).run();
+    ItemRun<Act::kBF16>(a, shared, item, scratch).run();
   } else {
-    ItemRun<Act::kF32>(a, which, scratch).run();
+    ItemRun<Act::kF32>(a, shared, item, scratch).run();
   }
 }
 
@@ -358,8 +415,9 @@ void attention(const AttentionArgs& a, int64_t item, unsigned char* scratch) {
 void register_attention(KernelTable& t) {
   t.kv_page_bytes = kv_page_bytes;
   t.qkv = qkv;
-  t.attention_items = attention_items;
   t.attention_scratch = attention_scratch;
+  t.attention_shared = attention_shared;
+  t.attention_begin = attention_begin;
   t.attention = attention;
 }
 

@@ -103,12 +103,12 @@ struct BlockTiles {
   const unsigned char* values[kBlockTiles];
 };
 
-// s[r][token] = scale * q[r] . key[token] for T tiles from `tiles` on. q rows are q_stride words apart, s rows kBlock floats.
+// s[r][token] = q[r] . key[token] for T tiles from `tiles` on. q rows are q_stride words apart, s rows kBlock floats.
 // `next`: null, or T tiles to fetch meanwhile: with few rows to a tile the time goes into waiting for memory, and no hardware
 // foresees where the next page lies.
 template <Act A, int R, int T>
 void score_tiles(const float* q, int64_t q_stride, const unsigned char* const* tiles, const unsigned char* const* next,
-                 int64_t key_stride, int64_t steps, float scale, float* s) {
+                 int64_t key_stride, int64_t steps, float* s) {
   constexpr int N = T * kTileVecs;
   vf acc[R][N];
   const unsigned char* right[N];
@@ -123,10 +123,10 @@ void score_tiles(const float* q, int64_t q_stride, const unsigned char* const* t
     multiply<A>(acc, q, q_stride, right, key_stride, steps, kNothingAhead);
   }
   for (int r = 0; r < R; ++r)
-    for (int n = 0; n < N; ++n) store(s + r * kBlock + n * kWidth, acc[r][n] * set1(scale));
+    for (int n = 0; n < N; ++n) store(s + r * kBlock + n * kWidth, acc[r][n]);
 }
 
-// out[r][columns] = out * alpha[r] + sum over the first `tokens` tokens of p[r][token] * value[token], for N vectors of columns
+// out[r][columns] = out * alpha[r] (null: 1) + sum over the first `tokens` tokens of p[r][token] * value[token], for N vectors of columns
 // that start `offset` bytes into a row of values. What lies in the slots past `tokens` is never multiplied.
 // `next`: null, or the block whose values to fetch meanwhile.
 template <Act A, int R, int N>
@@ -137,7 +137,10 @@ void add_values(const float* p, const BlockTiles& block, const BlockTiles* next,
   vf acc[R][N];
   const unsigned char* right[N];
   for (int r = 0; r < R; ++r)
-    for (int n = 0; n < N; ++n) acc[r][n] = load(out + r * out_stride + n * kWidth) * set1(alpha[r]);
+    for (int n = 0; n < N; ++n) acc[r][n] = load(out + r * out_stride + n * kWidth);
+  if (alpha)
+    for (int r = 0; r < R; ++r)
+      for (int n = 0; n < N; ++n) acc[r][n] = acc[r][n] * set1(alpha[r]);
   int tile = 0;
   for (; (tile + 1) * kTile <= tokens; ++tile) {
     for (int n = 0; n < N; ++n) right[n] = block.values[tile] + offset + n * kWidth * 4;
@@ -169,6 +172,24 @@ void add_values(const float* p, const BlockTiles& block, const BlockTiles* next,
 }
 
 // ---- softmax weights ----------------------------------------------------------------------------------------------
+
+// weight<A>(x * weight_unit<A>(scale)) = e^(x * scale) for x <= 0; exactly 1 at 0, 0 at -inf.
+#if defined(__AVX512BF16__) && defined(__AVX512DQ__)
+template <Act A>
+inline vf weight_unit(float scale) { return set1(A == Act::kBF16 ? scale * 1.44269504f : scale); }
+template <Act A>
+inline vf weight(vf x) {
+  if constexpr (A == Act::kF32) return exp(x);
+  // 2^x by a minimax polynomial of x - floor(x), fitted for this file: relative error 3e-6, and bf16 rounds it to 4e-3.
+  constexpr float kP[] = {1.3426685e-2f, 5.2242473e-2f, 2.412802e-1f, 6.9304484e-1f, 1.0f};
+  return _mm512_scalef_ps(polynomial(_mm512_reduce_ps(x, 0x09), kP), x);
+}
+#else
+template <Act A>
+inline vf weight_unit(float scale) { return set1(scale); }
+template <Act A>
+inline vf weight(vf x) { return exp(x); }
+#endif
 
 // Stores the weights of two tiles as a left operand of Dot<A> and adds them, as rounded there, to the lane sums.
 // Both tiles go together because a bf16 vector holds two; `w` has 2 * kTileVecs vectors.
