@@ -296,6 +296,21 @@ void test_same_bits(const KernelTable& t) {
   }
 }
 
+// Contexts of several spans, alone (spans go to several items) and beside a long prompt (they do not), windows that begin in
+// later spans.
+void test_long_contexts(const KernelTable& t) {
+  for (Act act : {Act::kF32, Act::kBF16})
+    for (int window : {0, 600}) {
+      const Shape s{4, 2, 8, act, 32, window};
+      const Rows rows = random_rows(s, 1300, 31);
+      const auto whole = serve(t, s, {rows}, Plan{1300})[0];
+      check_values(s, rows, whole, "a context of several spans");
+      for (int chunk : {1, 5, 300}) same(serve(t, s, {rows}, Plan{chunk, 0, 2, Garbage::kNaN, 2})[0], whole, "spans in parts");
+      const std::vector<Rows> both{rows, random_rows(s, 700, 32)};
+      same(serve(t, s, both, Plan{650, 1, 3})[0], whole, "spans in a batch");
+    }
+}
+
 void test_geometry(const KernelTable& t) {
   for (Act act : {Act::kF32, Act::kBF16})
     for (int d : {2, 16, 64, 80, 128}) {
@@ -314,6 +329,7 @@ void test_all(const char* name, void (*reg)(KernelTable&)) {
   test_values(t);
   test_extreme_scores(t);
   test_same_bits(t);
+  test_long_contexts(t);
 }
 
 }  // namespace

@@ -104,53 +104,51 @@ void qkv(const QKVArgs& a, int64_t r0, int64_t r1) {
 
 // ---- attention ----------------------------------------------------------------------------------------------------
 
+constexpr float kSlack = 5.0f;
+
 // What is known of a query row after some of its keys: the weighted sum of values, the sum of weights by lane, both relative
-// to the maximum of the unscaled scores.
+// to a reference: a maximum of the unscaled scores, maybe of fewer keys.
 struct State {
-  float* out;      // [columns]
-  float* sums;     // [kWidth]
-  float* maximum;  // [1]
+  float* out;        // [columns]
+  float* sums;       // [kWidth]
+  float* reference;  // [1]
 
   static int64_t floats(const Geometry& g) { return g.columns + 32; }
   static State at(const Geometry& g, float* memory) { return {memory, memory + g.columns, memory + g.columns + 16}; }
 };
 
-// total = total joined by `part`, which follows it. An empty state (maximum -FLT_MAX, zeros) on either side changes nothing.
+// total = total joined by `part`, which follows it. An empty state (reference -FLT_MAX, zeros) on either side changes nothing.
 void fold(const Geometry& g, float scale, const State& total, const State& part) {
   alignas(64) float factor[16] = {};
-  const float newest = *part.maximum > *total.maximum ? *part.maximum : *total.maximum;
-  factor[0] = (*total.maximum - newest) * scale;
-  factor[1] = (*part.maximum - newest) * scale;
+  const float newest = *part.reference > *total.reference ? *part.reference : *total.reference;
+  factor[0] = (*total.reference - newest) * scale;
+  factor[1] = (*part.reference - newest) * scale;
   store(factor, exp(load(factor)));
   const vf old = set1(factor[0]), fresh = set1(factor[1]);
   for (int64_t i = 0; i < g.columns; i += kWidth) store(total.out + i, fma(load(part.out + i), fresh, load(total.out + i) * old));
   store(total.sums, fma(load(part.sums), fresh, load(total.sums) * old));
-  *total.maximum = newest;
+  *total.reference = newest;
 }
 
 // Per-thread memory of an item, in floats, each part 64-byte aligned.
 struct Scratch {
   float* q;            // [kItemRows][q_words] left operand of the scores
-  float* out;          // [kItemRows][columns]  this and the next two: states of the span at hand
-  float* sums;         // [kItemRows][16] kWidth of them used
-  float* maximum;      // [kItemRows]
   int32_t* positions;  // [kItemRows]
-  float* totals;       // [kItemRows][State::floats] of the spans before
+  float* totals;       // [kItemRows][State::floats] of the spans so far
+  float* states;       // the same, of the span at hand
   float* scores;       // [kRows][kBlock]
   float* weights;      // [kRows][kBlock]
 
   static int64_t align(int64_t floats) { return (floats + 15) / 16 * 16; }
-  static int64_t row_floats(const Geometry& g) { return align(g.steps * 2) + g.columns + 16 + 1 + 1 + State::floats(g); }
+  static int64_t row_floats(const Geometry& g) { return align(g.steps * 2) + 1 + 2 * State::floats(g); }
   static size_t bytes(const Geometry& g) { return static_cast<size_t>(kItemRows * row_floats(g) + 2 * 8 * kBlock) * 4 + 64; }
 
   Scratch(const Geometry& g, unsigned char* memory) {
     q = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory) + 63) & ~uintptr_t{63});
-    out = q + kItemRows * align(g.steps * 2);
-    sums = out + kItemRows * g.columns;
-    maximum = sums + kItemRows * 16;
-    positions = reinterpret_cast<int32_t*>(maximum + kItemRows);
-    totals = maximum + 2 * kItemRows;
-    scores = totals + kItemRows * State::floats(g);
+    positions = reinterpret_cast<int32_t*>(q + kItemRows * align(g.steps * 2));
+    totals = q + kItemRows * (align(g.steps * 2) + 1);
+    states = totals + kItemRows * State::floats(g);
+    scores = states + kItemRows * State::floats(g);
     weights = scores + 8 * kBlock;
   }
 };
@@ -195,13 +193,14 @@ struct Span {
   int64_t low, high;
 };
 
-// Scores of R rows -> weights, updated maximum and sums; alpha[r] is what earlier results of the row are to be scaled by.
-// Returns whether some alpha is not 1.
+// Scores of R rows -> weights, and their sums added to the states. A row's reference follows its maximum only where a weight
+// would exceed e^kSlack, which is rare after the first block; then what the state has is scaled.
 template <Act A>
-bool update_softmax(int64_t R, int tiles, float scale, const Span* spans, float* s, float* p, float* maximum, float* sums,
-                    float* alpha) {
+void update_softmax(int64_t R, int tiles, float scale, const Span* spans, float* s, float* p, const State& states,
+                    int64_t stride, int64_t columns) {
   const int even_tiles = (tiles + 1) / 2 * 2;
-  alignas(64) float newest[16] = {}, factor[16] = {};
+  const float slack = kSlack / scale;
+  alignas(64) float reference[16] = {}, difference[16] = {};
   bool rescale = false;
   for (int64_t r = 0; r < R; ++r) {
     float* row = s + r * kBlock;
@@ -215,32 +214,33 @@ bool update_softmax(int64_t R, int tiles, float scale, const Span* spans, float*
     }
     vf m = load(row);
     for (int i = kWidth; i < tiles * kTile; i += kWidth) m = max(m, load(row + i));
-    const float block = reduce_max(m);
-    newest[r] = block > maximum[r] ? block : maximum[r];
-    rescale |= newest[r] != maximum[r];
+    const float block = reduce_max(m), old = states.reference[r * stride];
+    reference[r] = block > old + slack ? block : old;
+    difference[r] = old - reference[r];
+    rescale |= block > old + slack;
   }
   if (rescale) {
-    for (int i = 0; i < R; i += kWidth)
-      store(factor + i, exp((load_n(maximum + i, R - i < kWidth ? R - i : kWidth) - load(newest + i)) * set1(scale)));
+    for (int i = 0; i < R; i += kWidth) store(difference + i, exp(load(difference + i) * set1(scale)));
     for (int64_t r = 0; r < R; ++r) {
-      alpha[r] = factor[r];
-      maximum[r] = newest[r];
-      store(sums + r * 16, load(sums + r * 16) * set1(factor[r]));
+      states.reference[r * stride] = reference[r];
+      float* sums = states.sums + r * stride;
+      float* out = states.out + r * stride;
+      store(sums, load(sums) * set1(difference[r]));
+      for (int64_t i = 0; i < columns; i += kWidth) store(out + i, load(out + i) * set1(difference[r]));
     }
   }
   const vf unit = weight_unit<A>(scale);
   for (int64_t r = 0; r < R; ++r) {
     const float* row = s + r * kBlock;
-    vf sum = load(sums + r * 16);
+    vf sum = load(states.sums + r * stride);
     for (int t = 0; t < even_tiles; t += 2) {
       vf w[2 * kTileVecs];
-      for (int n = 0; n < 2 * kTileVecs; ++n) w[n] = weight<A>((load(row + t * kTile + n * kWidth) - set1(newest[r])) * unit);
+      for (int n = 0; n < 2 * kTileVecs; ++n) w[n] = weight<A>((load(row + t * kTile + n * kWidth) - set1(reference[r])) * unit);
       constexpr int64_t words = kTile / Dot<A>::kPer * Dot<A>::kWords;
       sum = store_weights<A>(w, p + r * (kBlockTiles * words) + t * words, sum);
     }
-    store(sums + r * 16, sum);
+    store(states.sums + r * stride, sum);
   }
-  return rescale;
 }
 
 // Calls f with R (and so on) as a compile-time constant.
@@ -259,11 +259,11 @@ struct ItemRun {
   const Shared shared;
   const Item item;
   const Scratch m;
-  const int64_t group, q_words;
+  const int64_t group, q_words, stride;  // stride: floats between states
 
   ItemRun(const AttentionArgs& args, const Shared& all, int64_t which, unsigned char* memory)
       : a(args), g(args.kv), shared(all), item(all.items[which]), m(g, memory), group(group_size(args)),
-        q_words(g.steps * Dot<A>::kWords) {}
+        q_words(g.steps * Dot<A>::kWords), stride(State::floats(g)) {}
 
   int64_t position(int64_t r) const { return m.positions[r]; }
   int64_t first_key(int64_t r) const { return first_visible(a, position(r)); }
@@ -273,23 +273,9 @@ struct ItemRun {
     return (a.seq_starts[item.seq] + at / group) * a.num_heads + item.head * group + at % group;
   }
 
-  State at_hand(int64_t r) const { return {m.out + r * g.columns, m.sums + r * 16, m.maximum + r}; }
-  State total(int64_t r) const { return State::at(g, m.totals + r * State::floats(g)); }
-  State stored(int64_t span, int64_t r) const {  // in the shared memory; `span` counts from the block's first
-    return State::at(g, shared.states + item.states + (span * item.rows + r) * State::floats(g));
-  }
-
-  void clear(const State& state) const {
-    *state.maximum = -FLT_MAX;  // finite, so that "masked minus maximum" is -inf and never NaN
-    memset(state.out, 0, static_cast<size_t>(g.columns) * 4);
-    store(state.sums, set1(0.0f));
-  }
-
-  void copy(const State& from, const State& to) const {
-    *to.maximum = *from.maximum;
-    memcpy(to.out, from.out, static_cast<size_t>(g.columns) * 4);
-    store(to.sums, load(from.sums));
-  }
+  // States of all rows of the item: in the scratch, or of one of the block's spans in the shared memory.
+  float* stored(int64_t span) const { return shared.states + item.states + span * item.rows * stride; }
+  State state(float* states, int64_t r) const { return State::at(g, states + r * stride); }
 
   void run() const {
     const int64_t start = first_position(a, item.seq);
@@ -298,31 +284,34 @@ struct ItemRun {
       load_query<A>(a, call_row(r), m.q + r * q_words);
     }
     memset(m.scores, 0, kRows * kBlock * 4);
-    for (int64_t i = 0; i < item.spans; ++i) run_span(i);
-    if (item.parts > 1) return finish_part();
-    for (int64_t r = 0; r < item.rows; ++r) write_row(r, item.spans > 1 ? total(r) : at_hand(r));
+    if (item.parts > 1) {
+      for (int64_t i = 0; i < item.spans; ++i) run_span(item.first_span + i, stored(item.first_span - item.block_span + i));
+      return finish_part();
+    }
+    run_span(item.first_span, m.totals);
+    for (int64_t i = 1; i < item.spans; ++i) {
+      run_span(item.first_span + i, m.states);
+      for (int64_t r = 0; r < item.rows; ++r) fold(g, a.scale, state(m.totals, r), state(m.states, r));
+    }
+    for (int64_t r = 0; r < item.rows; ++r) write_row(r, state(m.totals, r));
   }
 
-  // Leaves the states of one span at hand if it is alone, in the totals, or in the shared memory.
-  void run_span(int64_t i) const {
-    for (int64_t r = 0; r < item.rows; ++r) clear(at_hand(r));
-    const int64_t start = (item.first_span + i) * kSpan, low = first_key(0), high = position(item.rows - 1) + 1;
+  void run_span(int64_t span, float* states) const {
+    memset(states, 0, static_cast<size_t>(item.rows * stride) * 4);
+    // finite, so that "masked minus reference" is -inf and never NaN
+    for (int64_t r = 0; r < item.rows; ++r) *state(states, r).reference = -FLT_MAX;
+    const int64_t start = span * kSpan, low = first_key(0), high = position(item.rows - 1) + 1;
     const int64_t end = high < start + kSpan ? high : start + kSpan;
-    run_blocks((low > start ? low : start) / kBlock * kBlock, end);
-    if (item.parts > 1) {
-      for (int64_t r = 0; r < item.rows; ++r) copy(at_hand(r), stored(item.first_span - item.block_span + i, r));
-    } else if (item.spans > 1) {
-      for (int64_t r = 0; r < item.rows; ++r) i ? fold(g, a.scale, total(r), at_hand(r)) : copy(at_hand(r), total(r));
-    }
+    run_blocks((low > start ? low : start) / kBlock * kBlock, end, states);
   }
 
   // The part that finishes last writes the rows.
   void finish_part() const {
     if (__atomic_add_fetch(&shared.counters[item.block], 1, __ATOMIC_ACQ_REL) != item.parts) return;
     for (int64_t r = 0; r < item.rows; ++r) {
-      copy(stored(0, r), total(r));
-      for (int64_t i = 1; i < item.block_spans; ++i) fold(g, a.scale, total(r), stored(i, r));
-      write_row(r, total(r));
+      const State total = state(stored(0), r);
+      for (int64_t i = 1; i < item.block_spans; ++i) fold(g, a.scale, total, state(stored(i), r));
+      write_row(r, total);
     }
   }
 
@@ -340,7 +329,7 @@ struct ItemRun {
     return t;
   }
 
-  void run_blocks(int64_t start, int64_t end) const {
+  void run_blocks(int64_t start, int64_t end, float* states) const {
     BlockTiles block = {}, next = {};
     int tiles = find_tiles(start, block);
     for (; start < end; start += kBlock, block = next) {
@@ -350,25 +339,26 @@ struct ItemRun {
         fetch.keys[t] = block.keys[t < tiles ? t : 0];
         fetch.values[t] = block.values[t < tiles ? t : 0];
       }
-      run_block(block, next_tiles ? &fetch : nullptr, start);
+      run_block(block, next_tiles ? &fetch : nullptr, start, states);
       tiles = next_tiles;
     }
   }
 
-  void run_block(const BlockTiles& block, const BlockTiles* next, int64_t start) const {
+  void run_block(const BlockTiles& block, const BlockTiles* next, int64_t start, float* states) const {
     for (int64_t r = 0; r < item.rows; r += kRows) {
       const int64_t rows = item.rows - r < kRows ? item.rows - r : kRows;
       const int64_t high = position(r + rows - 1) + 1 - start;
       if (high <= 0 || first_key(r) >= start + kBlock) continue;
-      run_rows(block, r == 0 ? next : nullptr, start, r, rows, high < kBlock ? high : kBlock);
+      run_rows(block, r == 0 ? next : nullptr, start, r, rows, high < kBlock ? high : kBlock, state(states, r));
     }
   }
 
-  // Rows [r, r + rows) against the first `tokens` keys of the block at `start`; fetches `next` meanwhile unless null.
-  void run_rows(const BlockTiles& block, const BlockTiles* next, int64_t start, int64_t r, int64_t rows, int64_t tokens) const {
+  // Rows [r, r + rows), with `states` for the first of them, against the first `tokens` keys of the block at `start`; fetches
+  // `next` meanwhile unless null.
+  void run_rows(const BlockTiles& block, const BlockTiles* next, int64_t start, int64_t r, int64_t rows, int64_t tokens,
+                const State& states) const {
     const int tiles = static_cast<int>((tokens + kTile - 1) / kTile);
     Span spans[kRows];
-    float alpha[kRows];
     for (int64_t i = 0; i < rows; ++i) spans[i] = {first_key(r + i) - start, position(r + i) + 1 - start};
     const float* q = m.q + r * q_words;
     with_constant<kRows>(rows, [&]<int R>() {
@@ -379,16 +369,24 @@ struct ItemRun {
                                m.scores + t * kTile);
         });
     });
-    const bool rescale =
-        update_softmax<A>(rows, tiles, a.scale, spans, m.scores, m.weights, m.maximum + r, m.sums + r * 16, alpha);
-    const int64_t vecs = g.columns / kWidth;
-    for (int64_t n = 0; n < vecs; n += kVecs)
+    update_softmax<A>(rows, tiles, a.scale, spans, m.scores, m.weights, states, stride, g.columns);
+    next ? add_values<true>(block, next, rows, tokens, states) : add_values<false>(block, next, rows, tokens, states);
+  }
+
+  template <bool Ahead>
+  void add_values(const BlockTiles& block, const BlockTiles* next, int64_t rows, int64_t tokens, const State& states) const {
+    const int64_t vecs = g.columns / kWidth, whole = tokens / kTile, rest = tokens % kTile;
+    const float* rest_weights = m.weights + whole * (kTile / Dot<A>::kPer * Dot<A>::kWords);
+    for (int64_t n = 0; n < vecs; n += kVecs) {
+      const int64_t offset = n * kWidth * 4;
+      float* out = states.out + n * kWidth;
       with_constant<kRows>(rows, [&]<int R>() {
         with_constant<kVecs>(vecs - n, [&]<int N>() {
-          add_values<A, R, N>(m.weights, block, next, n * kWidth * 4, g.value_stride, tokens, rescale ? alpha : nullptr,
-                              m.out + r * g.columns + n * kWidth, g.columns);
+          add_tiles<A, R, N, Ahead>(m.weights, block, next, offset, g.value_stride, whole, out, stride);
+          if (rest) add_part_of_tile<A, R, N>(rest_weights, block.values[whole] + offset, g.value_stride, rest, out, stride);
         });
       });
+    }
   }
 
   void write_row(int64_t r, const State& state) const {

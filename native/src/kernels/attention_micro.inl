@@ -7,7 +7,7 @@
 // Dot<act>: kPer = elements of the reduction in a step; kWords = 32-bit words of the left operand for a step.
 
 constexpr int kTile = 16;   // tokens in a tile; a page is whole tiles
-constexpr int kBlock = 64;  // tokens between two updates of a row's running maximum; blocks start at multiples of it
+constexpr int kBlock = 128; // tokens between two updates of a row's running maximum; blocks start at multiples of it
 constexpr int kBlockTiles = kBlock / kTile;
 constexpr int kTileVecs = kTile / kWidth;
 
@@ -126,45 +126,46 @@ void score_tiles(const float* q, int64_t q_stride, const unsigned char* const* t
     for (int n = 0; n < N; ++n) store(s + r * kBlock + n * kWidth, acc[r][n]);
 }
 
-// out[r][columns] = out * alpha[r] (null: 1) + sum over the first `tokens` tokens of p[r][token] * value[token], for N vectors of columns
-// that start `offset` bytes into a row of values. What lies in the slots past `tokens` is never multiplied.
-// `next`: null, or the block whose values to fetch meanwhile.
-template <Act A, int R, int N>
-void add_values(const float* p, const BlockTiles& block, const BlockTiles* next, int64_t offset, int64_t value_stride,
-                int64_t tokens, const float* alpha, float* out, int64_t out_stride) {
+// out[r][columns] += sum over the tokens of `tiles` whole tiles of p[r][token] * value[token], for N vectors of columns that
+// start `offset` bytes into a row of values. Ahead: `next` is the block whose values to fetch meanwhile.
+template <Act A, int R, int N, bool Ahead>
+void add_tiles(const float* p, const BlockTiles& block, const BlockTiles* next, int64_t offset, int64_t value_stride,
+               int64_t tiles, float* out, int64_t out_stride) {
   using D = Dot<A>;
   constexpr int64_t p_stride = kBlock / D::kPer * D::kWords, steps = kTile / D::kPer;
   vf acc[R][N];
-  const unsigned char* right[N];
   for (int r = 0; r < R; ++r)
     for (int n = 0; n < N; ++n) acc[r][n] = load(out + r * out_stride + n * kWidth);
-  if (alpha)
-    for (int r = 0; r < R; ++r)
-      for (int n = 0; n < N; ++n) acc[r][n] = acc[r][n] * set1(alpha[r]);
-  int tile = 0;
-  for (; (tile + 1) * kTile <= tokens; ++tile) {
-    for (int n = 0; n < N; ++n) right[n] = block.values[tile] + offset + n * kWidth * 4;
-    const float* left = p + tile * steps * D::kWords;
-    if (next) {
-      const unsigned char* line = next->values[tile] + offset;
-      multiply<A>(acc, left, p_stride, right, value_stride, steps, [=](int64_t step) {
+  for (int64_t t = 0; t < tiles; ++t) {
+    const unsigned char* right[N];
+    for (int n = 0; n < N; ++n) right[n] = block.values[t] + offset + n * kWidth * 4;
+    const unsigned char* line = Ahead ? next->values[t] + offset : nullptr;
+    multiply<A>(acc, p + t * steps * D::kWords, p_stride, right, value_stride, steps, [=](int64_t step) {
+      if constexpr (Ahead)
         for (int n = 0; n < N; n += kTileVecs) __builtin_prefetch(line + step + n * kWidth * 4);
-      });
-    } else {
-      multiply<A>(acc, left, p_stride, right, value_stride, steps, kNothingAhead);
-    }
+    });
   }
-  const int64_t rest = tokens - tile * kTile;
-  if (rest) {
-    const float* left = p + tile * steps * D::kWords;
-    for (int n = 0; n < N; ++n) right[n] = block.values[tile] + offset + n * kWidth * 4;
-    multiply<A>(acc, left, p_stride, right, value_stride, rest / D::kPer, kNothingAhead);
-    if (rest % D::kPer) {
-      const int64_t s = rest / D::kPer;
-      for (int n = 0; n < N; ++n) {
-        const typename D::Right b = D::load_even(right[n] + s * value_stride);
-        for (int r = 0; r < R; ++r) acc[r][n] = D::mac(acc[r][n], b, left + r * p_stride + s * D::kWords);
-      }
+  for (int r = 0; r < R; ++r)
+    for (int n = 0; n < N; ++n) store(out + r * out_stride + n * kWidth, acc[r][n]);
+}
+
+// The same for the first `tokens` tokens of one tile. What lies in the slots past them is never multiplied.
+template <Act A, int R, int N>
+void add_part_of_tile(const float* p, const unsigned char* values, int64_t value_stride, int64_t tokens, float* out,
+                      int64_t out_stride) {
+  using D = Dot<A>;
+  constexpr int64_t p_stride = kBlock / D::kPer * D::kWords;
+  vf acc[R][N];
+  const unsigned char* right[N];
+  for (int n = 0; n < N; ++n) right[n] = values + n * kWidth * 4;
+  for (int r = 0; r < R; ++r)
+    for (int n = 0; n < N; ++n) acc[r][n] = load(out + r * out_stride + n * kWidth);
+  multiply<A>(acc, p, p_stride, right, value_stride, tokens / D::kPer, kNothingAhead);
+  if (tokens % D::kPer) {
+    const int64_t s = tokens / D::kPer;
+    for (int n = 0; n < N; ++n) {
+      const typename D::Right b = D::load_even(right[n] + s * value_stride);
+      for (int r = 0; r < R; ++r) acc[r][n] = D::mac(acc[r][n], b, p + r * p_stride + s * D::kWords);
     }
   }
   for (int r = 0; r < R; ++r)
