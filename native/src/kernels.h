@@ -73,9 +73,12 @@ enum class Binary : int { kAdd, kMul, kSwiGLU };
 // ---- attention ----------------------------------------------------------------------------------------------------
 // One layer's pool: pages of page_bytes each; the layout inside a page is private to kernels/attention.cpp.
 // page_size is a multiple of 16. head_dim is any multiple of 2 (padded inside).
+// With `int8`, keys and values are kept as int8 with a scale for each token and head, and become `act` again where they are
+// read.
 struct KVLayout {
   int page_size, num_kv_heads, head_dim;
   Act act;
+  bool int8 = false;
 };
 
 // q/k norm (optional), rope (optional), then: q -> act rows, k and v -> pages.

@@ -56,6 +56,7 @@ struct ProgramSpec {
   int page_size, num_pages;                        // usable pages; page 0 is extra
   std::vector<std::pair<int, int>> kv_layers;      // (num_kv_heads, head_dim)
   int64_t max_tokens, block_rows;                  // rows of the two parts' buffers
+  bool kv_int8 = false;                            // as KVLayout::int8
 };
 
 class Program {

@@ -1,10 +1,5 @@
 // Paged attention: keys and values into their pages, and causal attention that reads the pages in place.
 //
-// A page holds for each KV head a tile of keys, then a tile of values, in the 32-bit lanes of attention_micro.inl:
-//   keys   [head_dim / per][page_size]           lanes: neighbours are tokens; a vector is one step of q . k for many tokens
-//   values [page_size / per][head_dim, padded]   lanes: neighbours are columns; a vector is one step of p . v for many columns
-// with per = 2 (bf16, pairs) or 1 (fp32), columns padded to a multiple of 16. Pages should be 64-byte aligned (speed only).
-//
 // Softmax is the online form (Milakov and Gimelshein 2018; Dao et al. 2022): blocks of kBlock keys that start at multiples of
 // kBlock, in order, fp32 maximum and sum; anew for each span of kSpan keys, whose results are folded in order, so that the
 // spans of a long context can go to several threads. Determinism: a masked score is -inf and gives weight +0, which leaves the
@@ -19,26 +14,8 @@ namespace pinnate::PINNATE_KERNEL_ISA {
 namespace {
 
 #include "attention_micro.inl"
-
 #include "attention_items.inl"
-
-struct Geometry {  // of one layer's pages; bytes unless said otherwise
-  int64_t per, steps;               // elements in a lane; lanes of one key
-  int64_t columns;                  // of a value row, padded, in lanes
-  int64_t key_stride, value_stride;
-  int64_t keys, head, page;         // keys of a head, keys and values of a head, a page
-
-  explicit Geometry(const KVLayout& kv) {
-    per = kv.act == Act::kBF16 ? 2 : 1;
-    steps = kv.head_dim / per;
-    columns = (kv.head_dim + 15) / 16 * 16;
-    key_stride = int64_t{kv.page_size} * 4;
-    value_stride = columns * 4;
-    keys = steps * key_stride;
-    head = keys + kv.page_size / per * value_stride;
-    page = kv.num_kv_heads * head;
-  }
-};
+#include "attention_pages.inl"
 
 size_t kv_page_bytes(const KVLayout& kv) { return static_cast<size_t>(Geometry(kv).page); }
 
@@ -65,23 +42,6 @@ void prepare_head(const QKVArgs& a, const float* x, const float* norm, int32_t p
   });
 }
 
-// Writes one token's key and value of one head. Only that token's bytes are touched: other threads may write its neighbours.
-void write_slot(const Geometry& g, int64_t head_dim, const float* k, const float* v, unsigned char* base, int64_t offset,
-                bf16* scratch) {
-  unsigned char* keys = base + offset * 4;
-  unsigned char* values = base + g.keys + offset / g.per * g.value_stride;
-  if (g.per == 1) {
-    for (int64_t i = 0; i < head_dim; ++i) memcpy(keys + i * g.key_stride, k + i, 4);
-    memcpy(values, v, static_cast<size_t>(head_dim) * 4);
-    return;
-  }
-  store_act_row(k, scratch, Act::kBF16, head_dim);
-  for (int64_t i = 0; i < g.steps; ++i) memcpy(keys + i * g.key_stride, scratch + 2 * i, 4);
-  store_act_row(v, scratch, Act::kBF16, head_dim);
-  values += offset % 2 * 2;
-  for (int64_t i = 0; i < head_dim; ++i) memcpy(values + i * 4, scratch + i, 2);
-}
-
 void qkv(const QKVArgs& a, int64_t r0, int64_t r1) {
   const Geometry g(a.kv);
   const int64_t d = a.kv.head_dim;
@@ -97,7 +57,13 @@ void qkv(const QKVArgs& a, int64_t r0, int64_t r1) {
     unsigned char* page = a.pool + a.slots[t] / a.kv.page_size * g.page;
     for (int64_t h = 0; h < a.kv.num_kv_heads; ++h, x += d) {
       prepare_head(a, x, a.k_norm, a.positions[t], y);
-      write_slot(g, d, y, x + a.kv.num_kv_heads * d, page + h * g.head, a.slots[t] % a.kv.page_size, rounded);
+      const int64_t offset = a.slots[t] % a.kv.page_size;
+      const float* v = x + a.kv.num_kv_heads * d;
+      if (a.kv.int8) {
+        write_bytes(g, a.kv, y, v, page + h * g.head, offset, reinterpret_cast<int8_t*>(rounded));
+      } else {
+        write_slot(g, d, y, v, page + h * g.head, offset, rounded);
+      }
     }
   }
 }
@@ -138,10 +104,16 @@ struct Scratch {
   float* states;       // the same, of the span at hand
   float* scores;       // [kRows][kBlock]
   float* weights;      // [kRows][kBlock]
+  unsigned char* wide; // with int8: the tiles of a block in lanes, keys and then values of each
 
   static int64_t align(int64_t floats) { return (floats + 15) / 16 * 16; }
   static int64_t row_floats(const Geometry& g) { return align(g.steps * 2) + 1 + 2 * State::floats(g); }
-  static size_t bytes(const Geometry& g) { return static_cast<size_t>(kItemRows * row_floats(g) + 2 * 8 * kBlock) * 4 + 64; }
+  static size_t bytes(const Geometry& g) {
+    return static_cast<size_t>(kItemRows * row_floats(g) + 2 * 8 * kBlock) * 4 + 64 +
+           static_cast<size_t>(kBlockTiles * wide_tile(g));
+  }
+  static int64_t wide_keys(const Geometry& g) { return g.steps * kTile * 4; }  // bytes
+  static int64_t wide_tile(const Geometry& g) { return wide_keys(g) + kTile / g.per * g.columns * 4; }
 
   Scratch(const Geometry& g, unsigned char* memory) {
     q = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory) + 63) & ~uintptr_t{63});
@@ -150,6 +122,7 @@ struct Scratch {
     states = totals + kItemRows * State::floats(g);
     scores = states + kItemRows * State::floats(g);
     weights = scores + 8 * kBlock;
+    wide = reinterpret_cast<unsigned char*>(weights + 8 * kBlock);
   }
 };
 
@@ -259,11 +232,13 @@ struct ItemRun {
   const Shared shared;
   const Item item;
   const Scratch m;
-  const int64_t group, q_words, stride;  // stride: floats between states
+  const int64_t group, q_words, stride;   // stride: floats between states
+  const int64_t key_stride, value_stride;  // of lanes
 
   ItemRun(const AttentionArgs& args, const Shared& all, int64_t which, unsigned char* memory)
       : a(args), g(args.kv), shared(all), item(all.items[which]), m(g, memory), group(group_size(args)),
-        q_words(g.steps * Dot<A>::kWords), stride(State::floats(g)) {}
+        q_words(g.steps * Dot<A>::kWords), stride(State::floats(g)),
+        key_stride(a.kv.int8 ? kTile * 4 : g.key_stride), value_stride(g.columns * 4) {}
 
   int64_t position(int64_t r) const { return m.positions[r]; }
   int64_t first_key(int64_t r) const { return first_visible(a, position(r)); }
@@ -323,7 +298,7 @@ struct ItemRun {
     for (; t < kBlockTiles && start + t * kTile < end; ++t) {
       const int64_t token = start + t * kTile, offset = token % a.kv.page_size;
       const unsigned char* base = a.pool + pages[token / a.kv.page_size] * g.page + item.head * g.head;
-      block.keys[t] = base + offset * 4;
+      block.keys[t] = base + offset * g.lane;
       block.values[t] = base + g.keys + offset / g.per * g.value_stride;
     }
     return t;
@@ -339,9 +314,41 @@ struct ItemRun {
         fetch.keys[t] = block.keys[t < tiles ? t : 0];
         fetch.values[t] = block.values[t < tiles ? t : 0];
       }
-      run_block(block, next_tiles ? &fetch : nullptr, start, states);
+      if (a.kv.int8) {
+        run_block(widen(block, tiles, fetch, start), nullptr, start, states);
+      } else {
+        run_block(block, next_tiles ? &fetch : nullptr, start, states);
+      }
       tiles = next_tiles;
     }
+  }
+
+  // The tiles of the block at `start` in lanes, in the scratch; fetches `next` meanwhile.
+  BlockTiles widen(const BlockTiles& block, int tiles, const BlockTiles& next, int64_t start) const {
+    BlockTiles wide = {};
+    for (int t = 0; t < tiles; ++t) {
+      unsigned char* keys = m.wide + t * Scratch::wide_tile(g);
+      unsigned char* values = keys + Scratch::wide_keys(g);
+      wide.keys[t] = keys, wide.values[t] = values;
+      const int64_t offset = (start + t * kTile) % a.kv.page_size;
+      const unsigned char* scales = block.keys[t] - offset * g.lane + g.scales + offset * 4;
+      constexpr int kPer = Dot<A>::kPer;
+      alignas(64) float each[kTile * kPer], scale[kTile];
+      memcpy(scale, scales, sizeof scale);
+      for (int i = 0; i < kTile * kPer; ++i) each[i] = scale[i / kPer];
+      for (int64_t s = 0; s < g.steps; ++s) {
+        __builtin_prefetch(next.keys[t] + s * g.key_stride);
+        widen_row<A, kTile * kPer>(block.keys[t] + s * g.key_stride, each, kTile * kPer, keys + s * kTile * 4);
+      }
+      scales += a.kv.page_size * 4;
+      for (int64_t s = 0; s < kTile / kPer; ++s) {
+        for (int i = 0; i < kTile; i += kPer) memcpy(each + i, scales + s * kPer * 4, kPer * 4);
+        const unsigned char* line = next.values[t] + s * g.value_stride;
+        for (int64_t i = 0; i < g.value_stride; i += 64) __builtin_prefetch(line + i);
+        widen_row<A, kTile>(block.values[t] + s * g.value_stride, each, g.columns * kPer, values + s * g.columns * 4);
+      }
+    }
+    return wide;
   }
 
   void run_block(const BlockTiles& block, const BlockTiles* next, int64_t start, float* states) const {
@@ -365,7 +372,7 @@ struct ItemRun {
       constexpr int kTiles = kVecs / kTileVecs;  // scored together
       for (int t = 0; t < tiles; t += kTiles)
         with_constant<kTiles>(tiles - t, [&]<int T>() {
-          score_tiles<A, R, T>(q, q_words, block.keys + t, next ? next->keys + t : nullptr, g.key_stride, g.steps,
+          score_tiles<A, R, T>(q, q_words, block.keys + t, next ? next->keys + t : nullptr, key_stride, g.steps,
                                m.scores + t * kTile);
         });
     });
@@ -382,8 +389,8 @@ struct ItemRun {
       float* out = states.out + n * kWidth;
       with_constant<kRows>(rows, [&]<int R>() {
         with_constant<kVecs>(vecs - n, [&]<int N>() {
-          add_tiles<A, R, N, Ahead>(m.weights, block, next, offset, g.value_stride, whole, out, stride);
-          if (rest) add_part_of_tile<A, R, N>(rest_weights, block.values[whole] + offset, g.value_stride, rest, out, stride);
+          add_tiles<A, R, N, Ahead>(m.weights, block, next, offset, value_stride, whole, out, stride);
+          if (rest) add_part_of_tile<A, R, N>(rest_weights, block.values[whole] + offset, value_stride, rest, out, stride);
         });
       });
     }

@@ -79,7 +79,7 @@ int64_t count_blocks(const AttentionArgs& a, int64_t rows) {
 }
 
 // Work is cut finer where there is little of it. By rows first as long as a block keeps enough of them to be worth its keys'
-// way from memory; then by spans; a single span by rows again, where no long context is read twice for it.
+// way from memory; then by spans; a single span by rows again, where no long context is read, and no int8 widened, twice for it.
 Cut choose_cut(const AttentionArgs& a) {
   const int64_t group = group_size(a);
   int64_t rows = kItemRows, spans = 0, longest = 0;
@@ -88,7 +88,7 @@ Cut choose_cut(const AttentionArgs& a) {
     spans += block.spans * a.kv.num_kv_heads;
     longest = block.spans > longest ? block.spans : longest;
   });
-  const int64_t least = longest > 1 ? group : 1;
+  const int64_t least = longest > 1 || a.kv.int8 ? group : 1;
   if (spans < kEnough)
     while (rows / 2 >= least && count_blocks(a, rows) < kEnough) rows /= 2;
   return {rows, spans > kEnough ? spans / kEnough : 1};

@@ -172,6 +172,36 @@ void add_part_of_tile(const float* p, const unsigned char* values, int64_t value
     for (int n = 0; n < N; ++n) store(out + r * out_stride + n * kWidth, acc[r][n]);
 }
 
+// ---- int8 ---------------------------------------------------------------------------------------------------------
+
+inline vf load_int8(const unsigned char* p) {
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#elif defined(__AVX2__) && defined(__FMA__)
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#else
+  int8_t b[kWidth];
+  memcpy(b, p, sizeof b);
+  return vf{static_cast<float>(b[0]), static_cast<float>(b[1]), static_cast<float>(b[2]), static_cast<float>(b[3])};
+#endif
+}
+
+// out[i] = bytes[i] * scales[i % Period], as elements of A. Period is a multiple of 16 and divides `count`.
+template <Act A, int Period>
+[[gnu::always_inline]] inline void widen_row(const unsigned char* bytes, const float* scales, int64_t count, unsigned char* out) {
+  vf factors[Period / kWidth];
+  for (int j = 0; j < Period / kWidth; ++j) factors[j] = load(scales + j * kWidth);
+  for (int64_t i = 0; i < count; i += Period)
+    for (int j = 0; j < Period; j += kWidth) {
+      const vf v = load_int8(bytes + i + j) * factors[j / kWidth];
+      if constexpr (A == Act::kBF16) {
+        store_bf16(reinterpret_cast<bf16*>(out) + i + j, v);
+      } else {
+        store(reinterpret_cast<float*>(out) + i + j, v);
+      }
+    }
+}
+
 // ---- softmax weights ----------------------------------------------------------------------------------------------
 
 // weight<A>(x * weight_unit<A>(scale)) = e^(x * scale) for x <= 0; exactly 1 at 0, 0 at -inf.

@@ -15,6 +15,7 @@ from pinnate.core.autoconfig import (
     ELEMENT_BYTES,
     Choice,
     choose_dtype,
+    choose_kv_cache_dtype,
     choose_max_model_len,
     choose_num_pages,
     choose_threads,
@@ -43,11 +44,13 @@ class Plan(NamedTuple):
     num_pages: Choice[int]
     max_model_len: Choice[int]
     page_bytes: int
+    kv_cache_dtype: Choice[str]
 
     def reasons(self) -> dict[str, str]:
         return {
             "dtype": self.dtype.reason,
             "threads": self.threads.reason,
+            "KV type": self.kv_cache_dtype.reason,
             "KV pool": self.num_pages.reason,
             "max_model_len": self.max_model_len.reason,
         }
@@ -58,7 +61,8 @@ class ExecutorBuilder(Protocol):
 
 
 def _native(graph: Graph, spec: ExecutorSpec, plan: Plan, isa: str) -> Executor:
-    return NativeExecutor(graph, spec, dtype=plan.dtype.value, isa=isa, threads=plan.threads.value)
+    kv_int8 = plan.kv_cache_dtype.value == "int8"
+    return NativeExecutor(graph, spec, dtype=plan.dtype.value, kv_int8=kv_int8, isa=isa, threads=plan.threads.value)
 
 
 def _reference(graph: Graph, spec: ExecutorSpec, plan: Plan, isa: str) -> Executor:  # noqa: ARG001
@@ -76,8 +80,10 @@ def plan_engine(config: EngineConfig, model: LoadedModel, machine: Machine) -> P
     graph = model.graph
     dtype = choose_dtype(config.dtype, config.executor)
     context = choose_max_model_len(config.max_model_len, model.config.max_position_embeddings)
+    kv_dtype = choose_kv_cache_dtype(config.kv_cache_dtype, dtype.value, config.executor)
     columns = sum(layer.num_kv_heads * layer.head_dim for layer in graph.kv_layers)
-    shape = kv_shape(columns, dtype.value, config.page_size)
+    heads = sum(layer.num_kv_heads for layer in graph.kv_layers)
+    shape = kv_shape(columns, heads, kv_dtype.value, config.page_size)
     pages = choose_num_pages(
         shape,
         num_pages=config.num_pages,
@@ -92,6 +98,7 @@ def plan_engine(config: EngineConfig, model: LoadedModel, machine: Machine) -> P
         num_pages=pages,
         max_model_len=fit_max_model_len(context, config.max_model_len, pages.value, config.page_size),
         page_bytes=shape.page_bytes,
+        kv_cache_dtype=kv_dtype,
     )
 
 
@@ -154,6 +161,7 @@ def _info(config: EngineConfig, model: LoadedModel, plan: Plan, executor: Execut
         "family": model.config.family,
         "executor": config.executor,
         "dtype": plan.dtype.value,
+        "kv_cache_dtype": plan.kv_cache_dtype.value,
         "threads": plan.threads.value,
         "max_model_len": plan.max_model_len.value,
         "vocab_size": model.graph.vocab_size,

@@ -13,6 +13,7 @@ from pinnate.core.errors import ConfigError
     ("field", "value", "flag"),
     [
         ("dtype", "float16", "--dtype"),
+        ("kv_cache_dtype", "fp8", "--kv-cache-dtype"),
         ("executor", "torch", "--executor"),
         ("isa", "sse2", "PINNATE_ISA"),
         ("schedule_policy", "random", "--schedule-policy"),

@@ -28,6 +28,7 @@ class NativeExecutor:
     Args:
         dtype: "bfloat16" or "float32", of weights, of what enters a product, and of keys and values. Sums and
             the residual stream are float32 either way.
+        kv_int8: keys and values are kept as int8 instead, with a scale for each token and head.
         isa: "auto", "avx512", "avx2" or "portable".
 
     Raises:
@@ -36,7 +37,14 @@ class NativeExecutor:
     """
 
     def __init__(
-        self, graph: Graph, spec: ExecutorSpec, *, dtype: str = "bfloat16", isa: str = "auto", threads: int = 1
+        self,
+        graph: Graph,
+        spec: ExecutorSpec,
+        *,
+        dtype: str = "bfloat16",
+        kv_int8: bool = False,
+        isa: str = "auto",
+        threads: int = 1,
     ) -> None:
         if dtype not in ACT_BYTES:
             raise ConfigError(f"--dtype must be one of {', '.join(ACT_BYTES)} for the native executor, got {dtype!r}")
@@ -61,6 +69,7 @@ class NativeExecutor:
                 kv_layers=lowered.kv_layers,
                 max_tokens=max_tokens,
                 block_rows=block_rows,
+                kv_int8=kv_int8,
             )
         except ValueError as error:
             raise ConfigError(str(error)) from None
@@ -68,6 +77,7 @@ class NativeExecutor:
         self._program: _native.Program | None = program
         self._spec = spec
         self._dtype = dtype
+        self._kv_dtype = "int8" if kv_int8 else dtype
         self._vocab_size = graph.vocab_size
         self._num_instructions = len(lowered.instructions)
 
@@ -117,7 +127,7 @@ class NativeExecutor:
         return rows
 
     def describe(self) -> dict[str, object]:
-        facts: dict[str, object] = {"dtype": self._dtype}
+        facts: dict[str, object] = {"dtype": self._dtype, "kv_cache_dtype": self._kv_dtype}
         if self._program is not None:
             facts |= {
                 "isa": self._program.isa,
