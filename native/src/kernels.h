@@ -82,9 +82,12 @@ enum class Binary : int { kAdd, kMul, kSwiGLU };
 // ---- attention ----------------------------------------------------------------------------------------------------
 // One layer's pool: pages of page_bytes each; the layout inside a page is private to kernels/attention.cpp.
 // page_size is a multiple of 16. head_dim is any multiple of 2 (padded inside).
+// With `int8`, keys and values are kept as int8 with a scale for each token and head, and become `act` again where they are
+// read.
 struct KVLayout {
   int page_size, num_kv_heads, head_dim;
   Act act;
+  bool int8 = false;
 };
 
 // q/k norm (optional), rope (optional), then: q -> act rows, k and v -> pages.
@@ -105,7 +108,7 @@ struct AttentionArgs {
   const void* q; int64_t ldq;          // act [T, num_heads * head_dim]
   int num_heads;
   KVLayout kv;
-  float scale;
+  float scale;                         // > 0
   int window;                          // 0: none
   int num_seqs;
   const int32_t* seq_starts;           // [S + 1] rows of each sequence in this step
@@ -115,6 +118,7 @@ struct AttentionArgs {
   const int32_t* page_indices;
   const unsigned char* pool;
   void* out; int64_t ldo;              // act [T, num_heads * head_dim]
+  unsigned char* shared;               // attention_shared bytes, of this call alone
 };
 
 // ---- sampling -----------------------------------------------------------------------------------------------------
@@ -168,9 +172,11 @@ struct KernelTable {
   // attention.cpp
   size_t (*kv_page_bytes)(const KVLayout& kv);
   void (*qkv)(const QKVArgs& a, int64_t r0, int64_t r1);  // two rows of one call may share a page (disjoint slots)
-  // Work of one attention call is cut into items that do not depend on the number of threads; scratch is per thread.
-  int64_t (*attention_items)(const AttentionArgs& a);
+  // One attention call: attention_begin cuts the work into items, which do not depend on the number of threads, and returns
+  // how many there are; then attention computes each item once, in any order, on any thread.
   size_t (*attention_scratch)(const AttentionArgs& a);   // bytes each thread needs
+  size_t (*attention_shared)(const AttentionArgs& a);    // bytes a.shared needs; does not read it
+  int64_t (*attention_begin)(const AttentionArgs& a);
   void (*attention)(const AttentionArgs& a, int64_t item, unsigned char* scratch);
 
   // sample.cpp

@@ -43,7 +43,7 @@ Program::Program(const std::string& isa, int threads, ProgramSpec spec)
           "num_pages * page_size must fit 31 bits");
   for (const auto& [heads, dim] : spec_.kv_layers) {
     require(heads >= 1 && dim >= 2 && dim % 2 == 0, "head_dim must be even, num_kv_heads at least 1");
-    const KVLayout layout{spec_.page_size, heads, dim, spec_.act};
+    const KVLayout layout{spec_.page_size, heads, dim, spec_.act, spec_.kv_int8};
     const size_t page_bytes = kernels_.kv_page_bytes(layout);
     kv_.push_back({layout, page_bytes, LazyMemory(page_bytes * (static_cast<size_t>(spec_.num_pages) + 1), true)});
   }
@@ -170,6 +170,7 @@ void Program::check(const Instruction& instruction) {
           [&](const AttentionOp& op) {
             const KVLayout& kv = layer_of(op.layer);
             require(op.num_heads >= 1 && op.num_heads % kv.num_kv_heads == 0, "heads are not groups of KV heads");
+            require(op.scale > 0, "the scale of attention must be positive");
             const int64_t cols = int64_t{op.num_heads} * kv.head_dim;
             use(op.q, cols, false), use(op.out, cols, false);
           },

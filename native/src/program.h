@@ -56,6 +56,7 @@ struct ProgramSpec {
   int page_size, num_pages;                        // usable pages; page 0 is extra
   std::vector<std::pair<int, int>> kv_layers;      // (num_kv_heads, head_dim)
   int64_t max_tokens, block_rows;                  // rows of the two parts' buffers
+  bool kv_int8 = false;                            // as KVLayout::int8
 };
 
 class Program {
@@ -139,7 +140,8 @@ class Program {
   int64_t logits_ = 0;
   std::vector<LazyMemory> sample_scratch_;      // one for each thread
   std::vector<AlignedBuffer> attention_scratch_;
-  size_t attention_scratch_bytes_ = 0;
+  AlignedBuffer attention_shared_;
+  size_t attention_scratch_bytes_ = 0, attention_shared_bytes_ = 0;
 };
 
 }  // namespace pinnate

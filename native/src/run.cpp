@@ -188,7 +188,13 @@ void Program::execute(const AttentionOp& op, const Block& block) {
     for (auto& scratch : attention_scratch_) scratch = allocate_aligned(bytes);
     attention_scratch_bytes_ = bytes;
   }
-  pool_.parallel_for(kernels_.attention_items(a), [&](int64_t item, int thread) {
+  const size_t shared = kernels_.attention_shared(a);
+  if (shared > attention_shared_bytes_) {
+    attention_shared_ = allocate_aligned(shared);
+    attention_shared_bytes_ = shared;
+  }
+  a.shared = attention_shared_.get();
+  pool_.parallel_for(kernels_.attention_begin(a), [&](int64_t item, int thread) {
     kernels_.attention(a, item, attention_scratch_[static_cast<size_t>(thread)].get());
   });
 }

@@ -1,7 +1,7 @@
 // Times attention alone: prefill chunks and decode batches. Not a test: prints, asserts nothing.
 // Usage: bench_attention [isa] [threads] [repeats] [part of a case's name]
 // With one thread the time is the thread's CPU time, so that other processes on the machine disturb it less.
-// Flops counted: 4 * head_dim for each query head and visible key. Bytes: the keys and values of the contexts, once.
+// Flops counted: 4 * head_dim for each query head and visible key. Bytes: the pages of the contexts, once.
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -39,11 +39,12 @@ struct Case {
   const char* name;
   int seqs, rows, context, heads, kv_heads, head_dim;
   Act act = Act::kBF16;
+  bool int8 = false;
 };
 
 // The pool holds as many layers as make it larger than the caches, and calls go round them, as a model's layers do.
 void measure(const KernelTable& t, const Case& c, int threads, int repeats) {
-  const KVLayout kv{16, c.kv_heads, c.head_dim, c.act};
+  const KVLayout kv{16, c.kv_heads, c.head_dim, c.act, c.int8};
   const size_t page = t.kv_page_bytes(kv), per_seq = static_cast<size_t>(c.context + 15) / 16, pages = per_seq * c.seqs;
   const size_t layers = std::clamp<size_t>((size_t{256} << 20) / (pages * page), 1, 30);
   constexpr size_t kHuge = size_t{2} << 20;
@@ -67,14 +68,18 @@ void measure(const KernelTable& t, const Case& c, int threads, int repeats) {
     std::memcpy(&q[i], &x, 2);
   }
   AttentionArgs a{q.data(), width, c.heads, kv, 0.125f, 0, c.seqs, starts.data(), contexts.data(), offsets.data(), indices.data(),
-                  pool, out.data(), width};
-  const int64_t items = t.attention_items(a);
+                  pool, out.data(), width, nullptr};
+  // One shared memory for each layer: begun anew before each run over all of them.
+  const size_t shared_bytes = (t.attention_shared(a) + 63) / 64 * 64;
+  std::vector<unsigned char> shared(shared_bytes * layers);
+  int64_t items = 0;
   std::atomic<int64_t> next{0};
   const auto work = [&] {
     std::vector<unsigned char> scratch(t.attention_scratch(a));
     for (int64_t i; (i = next++) < items * static_cast<int64_t>(layers);) {
       AttentionArgs layer = a;
       layer.pool = pool + i / items * pages * page;
+      layer.shared = shared.data() + i / items * shared_bytes;
       t.attention(layer, i % items, scratch.data());
     }
   };
@@ -82,6 +87,11 @@ void measure(const KernelTable& t, const Case& c, int threads, int repeats) {
   for (int r = 0; r < repeats; ++r) {
     next = 0;
     const double start = now(threads);
+    for (size_t l = 0; l < layers; ++l) {
+      AttentionArgs layer = a;
+      layer.shared = shared.data() + l * shared_bytes;
+      items = t.attention_begin(layer);
+    }
     std::vector<std::thread> others;
     for (int i = 1; i < threads; ++i) others.emplace_back(work);
     work();
@@ -92,7 +102,7 @@ void measure(const KernelTable& t, const Case& c, int threads, int repeats) {
   const double seconds = times[times.size() / 2];
   const double keys = static_cast<double>(c.seqs) * (static_cast<double>(c.rows) * (c.context - c.rows) + c.rows * (c.rows + 1) / 2.0);
   const double flops = keys * c.heads * c.head_dim * 4;
-  const double bytes = static_cast<double>(pages) * 16 * c.kv_heads * c.head_dim * 2 * act_bytes(c.act);
+  const double bytes = static_cast<double>(pages * page);
   std::printf("%-44s %8.1f us (best %8.1f)  %7.1f GFLOP/s  %6.1f GB/s  %lld items\n", c.name, seconds * 1e6, times[0] * 1e6,
               flops / seconds * 1e-9, bytes / seconds * 1e-9, static_cast<long long>(items));
 }
@@ -118,6 +128,13 @@ int main(int argc, char** argv) {
       {"decode 1 at context 500, 9/3 x 64", 1, 1, 500, 9, 3, 64},
       {"decode 1 at context 32000, 9/3 x 64", 1, 1, 32000, 9, 3, 64},
       {"decode 8 at context 2000, 32/8 x 128", 8, 1, 2000, 32, 8, 128},
+      {"kv 32 at context 500, 9/3 x 64", 32, 1, 500, 9, 3, 64},
+      {"kv 32 at context 500, 9/3 x 64, int8", 32, 1, 500, 9, 3, 64, Act::kBF16, true},
+      {"kv 32 at context 2000, 9/3 x 64", 32, 1, 2000, 9, 3, 64},
+      {"kv 32 at context 2000, 9/3 x 64, int8", 32, 1, 2000, 9, 3, 64, Act::kBF16, true},
+      {"kv 8 at context 8000, 9/3 x 64", 8, 1, 8000, 9, 3, 64},
+      {"kv 8 at context 8000, 9/3 x 64, int8", 8, 1, 8000, 9, 3, 64, Act::kBF16, true},
+      {"kv prefill 512 at context 2000, 9/3 x 64, int8", 1, 512, 2000, 9, 3, 64, Act::kBF16, true},
   };
   const char* part = argc > 4 ? argv[4] : "";
   for (const Case& c : cases)

@@ -35,7 +35,7 @@ struct Shape {
   int heads, kv_heads, head_dim;
   Act act;
   int page_size = 16, window = 0, rotary = -1;  // -1: the whole head
-  bool norm = false;
+  bool norm = false, int8 = false;
   int width() const { return (heads + 2 * kv_heads) * head_dim; }
   int rotated() const { return rotary < 0 ? head_dim : rotary; }
   float scale() const { return 1.0f / std::sqrt(static_cast<float>(head_dim)); }
@@ -71,6 +71,15 @@ Rows random_rows(const Shape& s, int length, uint32_t seed) {
   return rows;
 }
 
+// What is read back of a row of keys or values: with int8, multiples of a 127th of its largest element.
+std::vector<double> stored(const Shape& s, std::vector<double> row) {
+  double largest = 0;
+  for (double x : row) largest = std::max(largest, std::fabs(x));
+  const float inverse = 127.0f / static_cast<float>(largest);
+  for (double& x : row) x = s.int8 ? std::nearbyint(static_cast<float>(x) * inverse) * largest / 127 : x;
+  return row;
+}
+
 enum class Garbage { kNumbers, kNaN };
 
 struct Plan {  // how the sequences are served
@@ -86,7 +95,7 @@ int length_of(const Shape& s, const Rows& r) { return static_cast<int>(r.size())
 // Serves all sequences; returns for each its attention output, act [length, heads * head_dim], as bytes.
 std::vector<std::vector<unsigned char>> serve(const KernelTable& t, const Shape& s, const std::vector<Rows>& seqs, const Plan& plan) {
   const Layer layer(s);
-  const KVLayout kv{s.page_size, s.kv_heads, s.head_dim, s.act};
+  const KVLayout kv{s.page_size, s.kv_heads, s.head_dim, s.act, s.int8};
   const size_t n = seqs.size(), page_bytes = t.kv_page_bytes(kv), act = act_bytes(s.act);
   const size_t q_width = static_cast<size_t>(s.heads * s.head_dim), ldq = q_width + 6;
   std::mt19937 rng(plan.seed);
@@ -147,8 +156,10 @@ std::vector<std::vector<unsigned char>> serve(const KernelTable& t, const Shape&
     t.qkv(qa, tokens / 2, tokens);
     t.qkv(qa, 0, tokens / 2);
     AttentionArgs aa{q.data(), static_cast<int64_t>(ldq), s.heads, kv, s.scale(), s.window, static_cast<int>(who.size()), starts.data(),
-                     contexts.data(), page_offsets.data(), page_indices.data(), pool, out.data(), static_cast<int64_t>(ldq)};
-    const int64_t items = t.attention_items(aa);
+                     contexts.data(), page_offsets.data(), page_indices.data(), pool, out.data(), static_cast<int64_t>(ldq), nullptr};
+    std::vector<unsigned char> shared(t.attention_shared(aa), 0xFF);
+    aa.shared = shared.data();
+    const int64_t items = t.attention_begin(aa);
     std::vector<std::thread> threads;
     for (int thread = 0; thread < plan.threads; ++thread)
       threads.emplace_back([&, thread] {
@@ -203,8 +214,12 @@ std::vector<double> prepared(const Shape& s, const Layer& l, const float* x, con
     y[i] = a * c - b * sn;
     y[half + i] = b * c + a * sn;
   }
-  for (double& v : y) v = rounded(v, s.act);
   return y;
+}
+
+std::vector<double> all_rounded(std::vector<double> row, Act act) {
+  for (double& x : row) x = rounded(x, act);
+  return row;
 }
 
 void check_values(const Shape& s, const Rows& rows, const std::vector<unsigned char>& got, const char* what) {
@@ -214,11 +229,13 @@ void check_values(const Shape& s, const Rows& rows, const std::vector<unsigned c
   double worst = 0, squares = 0;
   for (int h = 0; h < s.heads; ++h) {
     const int kv = h / group;
-    std::vector<std::vector<double>> keys;
+    std::vector<std::vector<double>> keys, values;
     for (int p = 0; p < length; ++p) {
       const float* x = &rows[static_cast<size_t>(p) * s.width()];
-      keys.push_back(prepared(s, layer, x + (s.heads + kv) * d, layer.k_norm.data(), p));
-      const auto q = prepared(s, layer, x + h * d, layer.q_norm.data(), p);
+      keys.push_back(all_rounded(stored(s, prepared(s, layer, x + (s.heads + kv) * d, layer.k_norm.data(), p)), s.act));
+      const float* v = x + (s.heads + s.kv_heads + kv) * d;
+      values.push_back(all_rounded(stored(s, {v, v + d}), s.act));
+      const auto q = all_rounded(prepared(s, layer, x + h * d, layer.q_norm.data(), p), s.act);
       std::vector<double> weights, want(d, 0.0);
       const int first = s.window ? std::max(0, p - s.window + 1) : 0;
       double top = -1e300, sum = 0;
@@ -229,7 +246,7 @@ void check_values(const Shape& s, const Rows& rows, const std::vector<unsigned c
       for (double& w : weights) sum += w = std::exp(w - top);
       for (int j = first; j <= p; ++j)
         for (int i = 0; i < d; ++i)
-          want[i] += weights[j - first] / sum * rounded(rows[static_cast<size_t>(j) * s.width() + (s.heads + s.kv_heads + kv) * d + i], s.act);
+          want[i] += weights[j - first] / sum * values[static_cast<size_t>(j)][static_cast<size_t>(i)];
       for (int i = 0; i < d; ++i) {
         const double g = as_float(&got[(static_cast<size_t>(p * s.heads + h) * d + i) * act_bytes(s.act)], s.act);
         const double error = std::isnan(g) ? 1e9 : std::fabs(g - want[i]);
@@ -294,6 +311,48 @@ void test_same_bits(const KernelTable& t) {
   }
 }
 
+// Contexts of several spans, alone (spans go to several items) and beside a long prompt (they do not), windows that begin in
+// later spans.
+void test_long_contexts(const KernelTable& t) {
+  for (Act act : {Act::kF32, Act::kBF16})
+    for (int window : {0, 600}) {
+      const Shape s{4, 2, 8, act, 32, window};
+      const Rows rows = random_rows(s, 1300, 31);
+      const auto whole = serve(t, s, {rows}, Plan{1300})[0];
+      check_values(s, rows, whole, "a context of several spans");
+      for (int chunk : {1, 5, 300}) same(serve(t, s, {rows}, Plan{chunk, 0, 2, Garbage::kNaN, 2})[0], whole, "spans in parts");
+      const std::vector<Rows> both{rows, random_rows(s, 700, 32)};
+      same(serve(t, s, both, Plan{650, 1, 3})[0], whole, "spans in a batch");
+    }
+}
+
+// The same contexts kept as int8: values, bits, and rows that no byte could hold.
+void test_int8(const KernelTable& t) {
+  for (Act act : {Act::kF32, Act::kBF16}) {
+    Shape shapes[] = {{9, 3, 64, act}, {4, 2, 96, act, 32, 40}, {3, 1, 34, act, 48, 100, 18, true}, {2, 1, 2, act, 16, 0, 0}};
+    for (Shape& s : shapes) {
+      s.int8 = true;
+      // One rounding to a byte the other way is far more than fp32's tolerance: there, the reference has to see the same keys.
+      if (act == Act::kF32) s.rotary = 0, s.norm = false;
+      const std::vector<Rows> seqs{random_rows(s, 560, 41), random_rows(s, 67, 42)};
+      const auto got = serve(t, s, seqs, Plan{40, 1});
+      for (size_t i = 0; i < seqs.size(); ++i) check_values(s, seqs[i], got[i], "int8");
+      same(serve(t, s, {seqs[0]}, Plan{1, 0, 2, Garbage::kNaN, 2})[0], got[0], "int8, token by token");
+      same(serve(t, s, {seqs[0]}, Plan{560, 0, 3})[0], got[0], "int8, all at once");
+    }
+    Shape s{2, 1, 16, act, 16, 0, 0};
+    s.int8 = true;
+    Rows rows = random_rows(s, 3, 43);
+    std::fill(rows.begin(), rows.begin() + s.width(), 0.0f);
+    rows[static_cast<size_t>(2 * s.width() + 3 * 16 + 5)] = std::numeric_limits<float>::infinity();  // a value of token 2
+    const auto got = serve(t, s, {rows}, Plan{3})[0];
+    const size_t row = got.size() / 3;
+    check(as_float(got.data(), act) == 0.0f, "zeros stay zeros");
+    check(std::isfinite(as_float(got.data() + row, act)), "a token does not see what follows it");
+    check(std::isnan(as_float(got.data() + 2 * row, act)), "infinity is not made a number");
+  }
+}
+
 void test_geometry(const KernelTable& t) {
   for (Act act : {Act::kF32, Act::kBF16})
     for (int d : {2, 16, 64, 80, 128}) {
@@ -301,6 +360,8 @@ void test_geometry(const KernelTable& t) {
       check(bytes >= least, "a page holds its keys and values", static_cast<double>(bytes), static_cast<double>(least));
       if (d % 16 == 0) check(bytes == least, "no padding where none is needed", static_cast<double>(bytes), static_cast<double>(least));
       check(t.kv_page_bytes({32, 3, d, act}) == 2 * bytes, "pages of twice the tokens");
+      const size_t small = t.kv_page_bytes({16, 3, d, act, true}), scales = 16 * 3 * 2 * 4;
+      check(small - scales == bytes / act_bytes(act), "a byte for an element, and scales", static_cast<double>(small));
     }
 }
 
@@ -312,6 +373,8 @@ void test_all(const char* name, void (*reg)(KernelTable&)) {
   test_values(t);
   test_extreme_scores(t);
   test_same_bits(t);
+  test_long_contexts(t);
+  test_int8(t);
 }
 
 }  // namespace

@@ -12,7 +12,7 @@ namespace {
 
 bool whole(const KernelTable& t) {
   return t.pack_layout && t.pack_panel && t.gemm_tile && t.unpack_rows && t.dequantize && t.rms_norm && t.layer_norm &&
-         t.unary && t.binary && t.to_act && t.kv_page_bytes && t.qkv && t.attention_items && t.attention_scratch &&
+         t.unary && t.binary && t.to_act && t.kv_page_bytes && t.qkv && t.attention_begin && t.attention_shared && t.attention_scratch &&
          t.attention && t.sample && t.peak_flops && t.peak_int8;
 }
 

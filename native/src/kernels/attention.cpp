@@ -1,13 +1,10 @@
 // Paged attention: keys and values into their pages, and causal attention that reads the pages in place.
 //
-// A page holds for each KV head a tile of keys, then a tile of values, in the 32-bit lanes of attention_micro.inl:
-//   keys   [head_dim / per][page_size]           lanes: neighbours are tokens; a vector is one step of q . k for many tokens
-//   values [page_size / per][head_dim, padded]   lanes: neighbours are columns; a vector is one step of p . v for many columns
-// with per = 2 (bf16, pairs) or 1 (fp32), columns padded to a multiple of 16. Pages should be 64-byte aligned (speed only).
-//
 // Softmax is the online form (Milakov and Gimelshein 2018; Dao et al. 2022): blocks of kBlock keys that start at multiples of
-// kBlock, in order, fp32 maximum and sum. Determinism: a masked score is -inf and gives weight +0, which leaves the maximum and
-// the sums as they were; so a row's bits do not depend on how far its neighbours in the block of rows reach.
+// kBlock, in order, fp32 maximum and sum; anew for each span of kSpan keys, whose results are folded in order, so that the
+// spans of a long context can go to several threads. Determinism: a masked score is -inf and gives weight +0, which leaves the
+// maximum and the sums as they were, as folding in a span without keys does; so a row's bits do not depend on how far its
+// neighbours in the block of rows reach.
 #include <cfloat>
 #include <cmath>
 
@@ -17,26 +14,8 @@ namespace pinnate::PINNATE_KERNEL_ISA {
 namespace {
 
 #include "attention_micro.inl"
-
-constexpr int64_t kItemRows = 96;  // query rows of an item at most: they share one pass over the keys
-
-struct Geometry {  // of one layer's pages; bytes unless said otherwise
-  int64_t per, steps;               // elements in a lane; lanes of one key
-  int64_t columns;                  // of a value row, padded, in lanes
-  int64_t key_stride, value_stride;
-  int64_t keys, head, page;         // keys of a head, keys and values of a head, a page
-
-  explicit Geometry(const KVLayout& kv) {
-    per = kv.act == Act::kBF16 ? 2 : 1;
-    steps = kv.head_dim / per;
-    columns = (kv.head_dim + 15) / 16 * 16;
-    key_stride = int64_t{kv.page_size} * 4;
-    value_stride = columns * 4;
-    keys = steps * key_stride;
-    head = keys + kv.page_size / per * value_stride;
-    page = kv.num_kv_heads * head;
-  }
-};
+#include "attention_items.inl"
+#include "attention_pages.inl"
 
 size_t kv_page_bytes(const KVLayout& kv) { return static_cast<size_t>(Geometry(kv).page); }
 
@@ -63,23 +42,6 @@ void prepare_head(const QKVArgs& a, const float* x, const float* norm, int32_t p
   });
 }
 
-// Writes one token's key and value of one head. Only that token's bytes are touched: other threads may write its neighbours.
-void write_slot(const Geometry& g, int64_t head_dim, const float* k, const float* v, unsigned char* base, int64_t offset,
-                bf16* scratch) {
-  unsigned char* keys = base + offset * 4;
-  unsigned char* values = base + g.keys + offset / g.per * g.value_stride;
-  if (g.per == 1) {
-    for (int64_t i = 0; i < head_dim; ++i) memcpy(keys + i * g.key_stride, k + i, 4);
-    memcpy(values, v, static_cast<size_t>(head_dim) * 4);
-    return;
-  }
-  store_act_row(k, scratch, Act::kBF16, head_dim);
-  for (int64_t i = 0; i < g.steps; ++i) memcpy(keys + i * g.key_stride, scratch + 2 * i, 4);
-  store_act_row(v, scratch, Act::kBF16, head_dim);
-  values += offset % 2 * 2;
-  for (int64_t i = 0; i < head_dim; ++i) memcpy(values + i * 4, scratch + i, 2);
-}
-
 void qkv(const QKVArgs& a, int64_t r0, int64_t r1) {
   const Geometry g(a.kv);
   const int64_t d = a.kv.head_dim;
@@ -95,84 +57,93 @@ void qkv(const QKVArgs& a, int64_t r0, int64_t r1) {
     unsigned char* page = a.pool + a.slots[t] / a.kv.page_size * g.page;
     for (int64_t h = 0; h < a.kv.num_kv_heads; ++h, x += d) {
       prepare_head(a, x, a.k_norm, a.positions[t], y);
-      write_slot(g, d, y, x + a.kv.num_kv_heads * d, page + h * g.head, a.slots[t] % a.kv.page_size, rounded);
+      const int64_t offset = a.slots[t] % a.kv.page_size;
+      const float* v = x + a.kv.num_kv_heads * d;
+      if (a.kv.int8) {
+        write_bytes(g, a.kv, y, v, page + h * g.head, offset, reinterpret_cast<int8_t*>(rounded));
+      } else {
+        write_slot(g, d, y, v, page + h * g.head, offset, rounded);
+      }
     }
   }
 }
 
-// ---- items --------------------------------------------------------------------------------------------------------
-// The query rows of a sequence for one KV head are its tokens times the query heads of the group, token by token. An item is a
-// run of at most `item_rows` of them.
+// ---- attention ----------------------------------------------------------------------------------------------------
 
-int64_t group_size(const AttentionArgs& a) { return a.num_heads / a.kv.num_kv_heads; }
+constexpr float kSlack = 5.0f;
 
-int64_t count_items(const AttentionArgs& a, int64_t item_rows) {
-  const int64_t group = group_size(a);
-  int64_t blocks = 0;
-  for (int s = 0; s < a.num_seqs; ++s) blocks += ((a.seq_starts[s + 1] - a.seq_starts[s]) * group + item_rows - 1) / item_rows;
-  return blocks * a.kv.num_kv_heads;
-}
+// What is known of a query row after some of its keys: the weighted sum of values, the sum of weights by lane, both relative
+// to a reference: a maximum of the unscaled scores, maybe of fewer keys.
+struct State {
+  float* out;        // [columns]
+  float* sums;       // [kWidth]
+  float* reference;  // [1]
 
-// Small steps are cut finer, so that a few threads share them evenly. Long contexts are not cut below a group of heads: it
-// would read the keys from memory once more for each part.
-int64_t choose_item_rows(const AttentionArgs& a) {
-  constexpr int64_t kEnough = 16, kLongContext = 4096;
-  int64_t longest = 0;
-  for (int s = 0; s < a.num_seqs; ++s) longest = a.contexts[s] > longest ? a.contexts[s] : longest;
-  const int64_t least = longest > kLongContext ? group_size(a) : 1;
-  int64_t rows = kItemRows;
-  while (rows / 2 >= least && count_items(a, rows) < kEnough) rows /= 2;
-  return rows;
-}
-
-int64_t attention_items(const AttentionArgs& a) { return count_items(a, choose_item_rows(a)); }
-
-struct Item {
-  int64_t seq, head;    // head: of the keys
-  int64_t first, rows;  // query rows
+  static int64_t floats(const Geometry& g) { return g.columns + 32; }
+  static State at(const Geometry& g, float* memory) { return {memory, memory + g.columns, memory + g.columns + 16}; }
 };
 
-Item find_item(const AttentionArgs& a, int64_t item) {
-  const int64_t item_rows = choose_item_rows(a), group = group_size(a);
-  int64_t s = 0, rows = 0, blocks = 0;
-  for (;; ++s) {
-    rows = (a.seq_starts[s + 1] - a.seq_starts[s]) * group;
-    blocks = (rows + item_rows - 1) / item_rows;
-    if (item < blocks * a.kv.num_kv_heads) break;
-    item -= blocks * a.kv.num_kv_heads;
-  }
-  const int64_t first = item % blocks * item_rows;
-  return {s, item / blocks, first, rows - first < item_rows ? rows - first : item_rows};
+// total = total joined by `part`, which follows it. An empty state (reference -FLT_MAX, zeros) on either side changes nothing.
+void fold(const Geometry& g, float scale, const State& total, const State& part) {
+  alignas(64) float factor[16] = {};
+  const float newest = *part.reference > *total.reference ? *part.reference : *total.reference;
+  factor[0] = (*total.reference - newest) * scale;
+  factor[1] = (*part.reference - newest) * scale;
+  store(factor, exp(load(factor)));
+  const vf old = set1(factor[0]), fresh = set1(factor[1]);
+  for (int64_t i = 0; i < g.columns; i += kWidth) store(total.out + i, fma(load(part.out + i), fresh, load(total.out + i) * old));
+  store(total.sums, fma(load(part.sums), fresh, load(total.sums) * old));
+  *total.reference = newest;
 }
-
-// ---- attention ----------------------------------------------------------------------------------------------------
 
 // Per-thread memory of an item, in floats, each part 64-byte aligned.
 struct Scratch {
   float* q;            // [kItemRows][q_words] left operand of the scores
-  float* out;          // [kItemRows][columns]
-  float* sums;         // [kItemRows][kWidth] running sum of weights, by lane
-  float* maximum;      // [kItemRows]
   int32_t* positions;  // [kItemRows]
+  float* totals;       // [kItemRows][State::floats] of the spans so far
+  float* states;       // the same, of the span at hand
   float* scores;       // [kRows][kBlock]
   float* weights;      // [kRows][kBlock]
+  unsigned char* wide; // with int8: the tiles of a block in lanes, keys and then values of each
 
   static int64_t align(int64_t floats) { return (floats + 15) / 16 * 16; }
-  static int64_t row_floats(const Geometry& g) { return align(g.steps * 2) + g.columns + 16 + 1 + 1; }
-  static size_t bytes(const Geometry& g) { return static_cast<size_t>(kItemRows * row_floats(g) + 2 * 8 * kBlock) * 4 + 64; }
+  static int64_t row_floats(const Geometry& g) { return align(g.steps * 2) + 1 + 2 * State::floats(g); }
+  static size_t bytes(const Geometry& g) {
+    return static_cast<size_t>(kItemRows * row_floats(g) + 2 * 8 * kBlock) * 4 + 64 +
+           static_cast<size_t>(kBlockTiles * wide_tile(g));
+  }
+  static int64_t wide_keys(const Geometry& g) { return g.steps * kTile * 4; }  // bytes
+  static int64_t wide_tile(const Geometry& g) { return wide_keys(g) + kTile / g.per * g.columns * 4; }
 
   Scratch(const Geometry& g, unsigned char* memory) {
     q = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory) + 63) & ~uintptr_t{63});
-    out = q + kItemRows * align(g.steps * 2);
-    sums = out + kItemRows * g.columns;
-    maximum = sums + kItemRows * 16;
-    positions = reinterpret_cast<int32_t*>(maximum + kItemRows);
-    scores = maximum + 2 * kItemRows;
+    positions = reinterpret_cast<int32_t*>(q + kItemRows * align(g.steps * 2));
+    totals = q + kItemRows * (align(g.steps * 2) + 1);
+    states = totals + kItemRows * State::floats(g);
+    scores = states + kItemRows * State::floats(g);
     weights = scores + 8 * kBlock;
+    wide = reinterpret_cast<unsigned char*>(weights + 8 * kBlock);
   }
 };
 
 size_t attention_scratch(const AttentionArgs& a) { return Scratch::bytes(Geometry(a.kv)); }
+
+size_t attention_shared(const AttentionArgs& a) {
+  Cut cut = choose_cut(a);
+  cut_blocks(a, cut, State::floats(Geometry(a.kv)), nullptr);
+  return static_cast<size_t>(Shared::bytes(cut));
+}
+
+int64_t attention_begin(const AttentionArgs& a) {
+  Cut cut = choose_cut(a);
+  const int64_t state_floats = State::floats(Geometry(a.kv));
+  cut_blocks(a, cut, state_floats, nullptr);
+  const Shared shared = Shared::make(a, cut);
+  cut_blocks(a, cut, state_floats, shared.items);
+  memset(shared.counters, 0, static_cast<size_t>(cut.blocks) * 4);
+  memcpy(Shared::base(a), &shared, sizeof shared);
+  return cut.items;
+}
 
 template <Act A>
 void load_query(const AttentionArgs& a, int64_t row, float* q) {  // row of the call: token * num_heads + head
@@ -195,11 +166,15 @@ struct Span {
   int64_t low, high;
 };
 
-// Scores of R rows -> weights, updated maximum and sums; alpha[r] is what earlier results of the row are to be scaled by.
+// Scores of R rows -> weights, and their sums added to the states. A row's reference follows its maximum only where a weight
+// would exceed e^kSlack, which is rare after the first block; then what the state has is scaled.
 template <Act A>
-void update_softmax(int64_t R, int tiles, const Span* spans, float* s, float* p, float* maximum, float* sums, float* alpha) {
+void update_softmax(int64_t R, int tiles, float scale, const Span* spans, float* s, float* p, const State& states,
+                    int64_t stride, int64_t columns) {
   const int even_tiles = (tiles + 1) / 2 * 2;
-  alignas(64) float newest[16] = {}, factor[16] = {};
+  const float slack = kSlack / scale;
+  alignas(64) float reference[16] = {}, difference[16] = {};
+  bool rescale = false;
   for (int64_t r = 0; r < R; ++r) {
     float* row = s + r * kBlock;
     const int64_t low = spans[r].low, high = spans[r].high;
@@ -212,25 +187,32 @@ void update_softmax(int64_t R, int tiles, const Span* spans, float* s, float* p,
     }
     vf m = load(row);
     for (int i = kWidth; i < tiles * kTile; i += kWidth) m = max(m, load(row + i));
-    const float block = reduce_max(m);
-    newest[r] = block > maximum[r] ? block : maximum[r];
+    const float block = reduce_max(m), old = states.reference[r * stride];
+    reference[r] = block > old + slack ? block : old;
+    difference[r] = old - reference[r];
+    rescale |= block > old + slack;
   }
-  for (int i = 0; i < 16; i += kWidth) {
-    if (i >= R) break;
-    store(factor + i, exp(load_n(maximum + i, R - i < kWidth ? R - i : kWidth) - load(newest + i)));
+  if (rescale) {
+    for (int i = 0; i < R; i += kWidth) store(difference + i, exp(load(difference + i) * set1(scale)));
+    for (int64_t r = 0; r < R; ++r) {
+      states.reference[r * stride] = reference[r];
+      float* sums = states.sums + r * stride;
+      float* out = states.out + r * stride;
+      store(sums, load(sums) * set1(difference[r]));
+      for (int64_t i = 0; i < columns; i += kWidth) store(out + i, load(out + i) * set1(difference[r]));
+    }
   }
+  const vf unit = weight_unit<A>(scale);
   for (int64_t r = 0; r < R; ++r) {
     const float* row = s + r * kBlock;
-    alpha[r] = factor[r];
-    maximum[r] = newest[r];
-    vf sum = load(sums + r * kWidth) * set1(factor[r]);
+    vf sum = load(states.sums + r * stride);
     for (int t = 0; t < even_tiles; t += 2) {
       vf w[2 * kTileVecs];
-      for (int n = 0; n < 2 * kTileVecs; ++n) w[n] = exp(load(row + t * kTile + n * kWidth) - set1(newest[r]));
+      for (int n = 0; n < 2 * kTileVecs; ++n) w[n] = weight<A>((load(row + t * kTile + n * kWidth) - set1(reference[r])) * unit);
       constexpr int64_t words = kTile / Dot<A>::kPer * Dot<A>::kWords;
       sum = store_weights<A>(w, p + r * (kBlockTiles * words) + t * words, sum);
     }
-    store(sums + r * kWidth, sum);
+    store(states.sums + r * stride, sum);
   }
 }
 
@@ -247,36 +229,65 @@ template <Act A>
 struct ItemRun {
   const AttentionArgs& a;
   const Geometry g;
+  const Shared shared;
   const Item item;
   const Scratch m;
-  const int64_t group, q_words;
+  const int64_t group, q_words, stride;   // stride: floats between states
+  const int64_t key_stride, value_stride;  // of lanes
 
-  ItemRun(const AttentionArgs& args, const Item& which, unsigned char* memory)
-      : a(args), g(args.kv), item(which), m(g, memory), group(group_size(args)), q_words(g.steps * Dot<A>::kWords) {}
+  ItemRun(const AttentionArgs& args, const Shared& all, int64_t which, unsigned char* memory)
+      : a(args), g(args.kv), shared(all), item(all.items[which]), m(g, memory), group(group_size(args)),
+        q_words(g.steps * Dot<A>::kWords), stride(State::floats(g)),
+        key_stride(a.kv.int8 ? kTile * 4 : g.key_stride), value_stride(g.columns * 4) {}
 
   int64_t position(int64_t r) const { return m.positions[r]; }
-  int64_t first_key(int64_t r) const {  // of row r
-    return a.window > 0 && position(r) >= a.window ? position(r) - a.window + 1 : 0;
-  }
+  int64_t first_key(int64_t r) const { return first_visible(a, position(r)); }
 
   int64_t call_row(int64_t r) const {  // row r as token * num_heads + head
     const int64_t at = item.first + r;
     return (a.seq_starts[item.seq] + at / group) * a.num_heads + item.head * group + at % group;
   }
 
+  // States of all rows of the item: in the scratch, or of one of the block's spans in the shared memory.
+  float* stored(int64_t span) const { return shared.states + item.states + span * item.rows * stride; }
+  State state(float* states, int64_t r) const { return State::at(g, states + r * stride); }
+
   void run() const {
-    const int64_t first_position = a.contexts[item.seq] - (a.seq_starts[item.seq + 1] - a.seq_starts[item.seq]);
+    const int64_t start = first_position(a, item.seq);
     for (int64_t r = 0; r < item.rows; ++r) {
-      m.positions[r] = static_cast<int32_t>(first_position + (item.first + r) / group);
+      m.positions[r] = static_cast<int32_t>(start + (item.first + r) / group);
       load_query<A>(a, call_row(r), m.q + r * q_words);
-      m.maximum[r] = -FLT_MAX;  // finite, so that "masked minus maximum" is -inf and never NaN
     }
-    memset(m.out, 0, static_cast<size_t>(item.rows * g.columns) * 4);
-    memset(m.sums, 0, static_cast<size_t>(item.rows * kWidth) * 4);
     memset(m.scores, 0, kRows * kBlock * 4);
-    const int64_t last = position(item.rows - 1) / kBlock;
-    for (int64_t b = first_key(0) / kBlock; b <= last; ++b) run_block(b * kBlock);
-    for (int64_t r = 0; r < item.rows; ++r) write_row(r);
+    if (item.parts > 1) {
+      for (int64_t i = 0; i < item.spans; ++i) run_span(item.first_span + i, stored(item.first_span - item.block_span + i));
+      return finish_part();
+    }
+    run_span(item.first_span, m.totals);
+    for (int64_t i = 1; i < item.spans; ++i) {
+      run_span(item.first_span + i, m.states);
+      for (int64_t r = 0; r < item.rows; ++r) fold(g, a.scale, state(m.totals, r), state(m.states, r));
+    }
+    for (int64_t r = 0; r < item.rows; ++r) write_row(r, state(m.totals, r));
+  }
+
+  void run_span(int64_t span, float* states) const {
+    memset(states, 0, static_cast<size_t>(item.rows * stride) * 4);
+    // finite, so that "masked minus reference" is -inf and never NaN
+    for (int64_t r = 0; r < item.rows; ++r) *state(states, r).reference = -FLT_MAX;
+    const int64_t start = span * kSpan, low = first_key(0), high = position(item.rows - 1) + 1;
+    const int64_t end = high < start + kSpan ? high : start + kSpan;
+    run_blocks((low > start ? low : start) / kBlock * kBlock, end, states);
+  }
+
+  // The part that finishes last writes the rows.
+  void finish_part() const {
+    if (__atomic_add_fetch(&shared.counters[item.block], 1, __ATOMIC_ACQ_REL) != item.parts) return;
+    for (int64_t r = 0; r < item.rows; ++r) {
+      const State total = state(stored(0), r);
+      for (int64_t i = 1; i < item.block_spans; ++i) fold(g, a.scale, total, state(stored(i), r));
+      write_row(r, total);
+    }
   }
 
   // The tiles of the block at `start` that hold keys some row sees; returns how many.
@@ -287,69 +298,120 @@ struct ItemRun {
     for (; t < kBlockTiles && start + t * kTile < end; ++t) {
       const int64_t token = start + t * kTile, offset = token % a.kv.page_size;
       const unsigned char* base = a.pool + pages[token / a.kv.page_size] * g.page + item.head * g.head;
-      block.keys[t] = base + offset * 4;
+      block.keys[t] = base + offset * g.lane;
       block.values[t] = base + g.keys + offset / g.per * g.value_stride;
     }
     return t;
   }
 
-  void run_block(int64_t start) const {
+  void run_blocks(int64_t start, int64_t end, float* states) const {
     BlockTiles block = {}, next = {};
-    const int tiles = find_tiles(start, block), next_tiles = find_tiles(start + kBlock, next);
-    for (int t = next_tiles; t < kBlockTiles; ++t) {  // nothing to fetch there: point at what is at hand
-      next.keys[t] = block.keys[t < tiles ? t : 0];
-      next.values[t] = block.values[t < tiles ? t : 0];
+    int tiles = find_tiles(start, block);
+    for (; start < end; start += kBlock, block = next) {
+      const int next_tiles = find_tiles(start + kBlock, next);
+      BlockTiles fetch = next;
+      for (int t = next_tiles; t < kBlockTiles; ++t) {  // nothing to fetch there: point at what is at hand
+        fetch.keys[t] = block.keys[t < tiles ? t : 0];
+        fetch.values[t] = block.values[t < tiles ? t : 0];
+      }
+      if (a.kv.int8) {
+        run_block(widen(block, tiles, fetch, start), nullptr, start, states);
+      } else {
+        run_block(block, next_tiles ? &fetch : nullptr, start, states);
+      }
+      tiles = next_tiles;
     }
+  }
+
+  // The tiles of the block at `start` in lanes, in the scratch; fetches `next` meanwhile.
+  BlockTiles widen(const BlockTiles& block, int tiles, const BlockTiles& next, int64_t start) const {
+    BlockTiles wide = {};
+    for (int t = 0; t < tiles; ++t) {
+      unsigned char* keys = m.wide + t * Scratch::wide_tile(g);
+      unsigned char* values = keys + Scratch::wide_keys(g);
+      wide.keys[t] = keys, wide.values[t] = values;
+      const int64_t offset = (start + t * kTile) % a.kv.page_size;
+      const unsigned char* scales = block.keys[t] - offset * g.lane + g.scales + offset * 4;
+      constexpr int kPer = Dot<A>::kPer;
+      alignas(64) float each[kTile * kPer], scale[kTile];
+      memcpy(scale, scales, sizeof scale);
+      for (int i = 0; i < kTile * kPer; ++i) each[i] = scale[i / kPer];
+      for (int64_t s = 0; s < g.steps; ++s) {
+        __builtin_prefetch(next.keys[t] + s * g.key_stride);
+        widen_row<A, kTile * kPer>(block.keys[t] + s * g.key_stride, each, kTile * kPer, keys + s * kTile * 4);
+      }
+      scales += a.kv.page_size * 4;
+      for (int64_t s = 0; s < kTile / kPer; ++s) {
+        for (int i = 0; i < kTile; i += kPer) memcpy(each + i, scales + s * kPer * 4, kPer * 4);
+        const unsigned char* line = next.values[t] + s * g.value_stride;
+        for (int64_t i = 0; i < g.value_stride; i += 64) __builtin_prefetch(line + i);
+        widen_row<A, kTile>(block.values[t] + s * g.value_stride, each, g.columns * kPer, values + s * g.columns * 4);
+      }
+    }
+    return wide;
+  }
+
+  void run_block(const BlockTiles& block, const BlockTiles* next, int64_t start, float* states) const {
     for (int64_t r = 0; r < item.rows; r += kRows) {
       const int64_t rows = item.rows - r < kRows ? item.rows - r : kRows;
       const int64_t high = position(r + rows - 1) + 1 - start;
       if (high <= 0 || first_key(r) >= start + kBlock) continue;
-      run_rows(block, r == 0 && next_tiles ? &next : nullptr, start, r, rows, high < kBlock ? high : kBlock);
+      run_rows(block, r == 0 ? next : nullptr, start, r, rows, high < kBlock ? high : kBlock, state(states, r));
     }
   }
 
-  // Rows [r, r + rows) against the first `tokens` keys of the block at `start`; fetches `next` meanwhile unless null.
-  void run_rows(const BlockTiles& block, const BlockTiles* next, int64_t start, int64_t r, int64_t rows, int64_t tokens) const {
+  // Rows [r, r + rows), with `states` for the first of them, against the first `tokens` keys of the block at `start`; fetches
+  // `next` meanwhile unless null.
+  void run_rows(const BlockTiles& block, const BlockTiles* next, int64_t start, int64_t r, int64_t rows, int64_t tokens,
+                const State& states) const {
     const int tiles = static_cast<int>((tokens + kTile - 1) / kTile);
     Span spans[kRows];
-    float alpha[kRows];
     for (int64_t i = 0; i < rows; ++i) spans[i] = {first_key(r + i) - start, position(r + i) + 1 - start};
     const float* q = m.q + r * q_words;
     with_constant<kRows>(rows, [&]<int R>() {
       constexpr int kTiles = kVecs / kTileVecs;  // scored together
       for (int t = 0; t < tiles; t += kTiles)
         with_constant<kTiles>(tiles - t, [&]<int T>() {
-          score_tiles<A, R, T>(q, q_words, block.keys + t, next ? next->keys + t : nullptr, g.key_stride, g.steps, a.scale,
+          score_tiles<A, R, T>(q, q_words, block.keys + t, next ? next->keys + t : nullptr, key_stride, g.steps,
                                m.scores + t * kTile);
         });
     });
-    update_softmax<A>(rows, tiles, spans, m.scores, m.weights, m.maximum + r, m.sums + r * kWidth, alpha);
-    const int64_t vecs = g.columns / kWidth;
-    for (int64_t n = 0; n < vecs; n += kVecs)
-      with_constant<kRows>(rows, [&]<int R>() {
-        with_constant<kVecs>(vecs - n, [&]<int N>() {
-          add_values<A, R, N>(m.weights, block, next, n * kWidth * 4, g.value_stride, tokens, alpha,
-                              m.out + r * g.columns + n * kWidth, g.columns);
-        });
-      });
+    update_softmax<A>(rows, tiles, a.scale, spans, m.scores, m.weights, states, stride, g.columns);
+    next ? add_values<true>(block, next, rows, tokens, states) : add_values<false>(block, next, rows, tokens, states);
   }
 
-  void write_row(int64_t r) const {
-    float* out = m.out + r * g.columns;
-    const vf sum = set1(reduce_add(load(m.sums + r * kWidth)));
+  template <bool Ahead>
+  void add_values(const BlockTiles& block, const BlockTiles* next, int64_t rows, int64_t tokens, const State& states) const {
+    const int64_t vecs = g.columns / kWidth, whole = tokens / kTile, rest = tokens % kTile;
+    const float* rest_weights = m.weights + whole * (kTile / Dot<A>::kPer * Dot<A>::kWords);
+    for (int64_t n = 0; n < vecs; n += kVecs) {
+      const int64_t offset = n * kWidth * 4;
+      float* out = states.out + n * kWidth;
+      with_constant<kRows>(rows, [&]<int R>() {
+        with_constant<kVecs>(vecs - n, [&]<int N>() {
+          add_tiles<A, R, N, Ahead>(m.weights, block, next, offset, value_stride, whole, out, stride);
+          if (rest) add_part_of_tile<A, R, N>(rest_weights, block.values[whole] + offset, value_stride, rest, out, stride);
+        });
+      });
+    }
+  }
+
+  void write_row(int64_t r, const State& state) const {
+    const vf sum = set1(reduce_add(load(state.sums)));
     // + 0 turns -0 into +0: whether masked zeros were added to a zero must not show
-    for (int64_t i = 0; i < g.columns; i += kWidth) store(out + i, load(out + i) / sum + set1(0.0f));
+    for (int64_t i = 0; i < g.columns; i += kWidth) store(state.out + i, load(state.out + i) / sum + set1(0.0f));
     const int64_t row = call_row(r), at = row / a.num_heads * a.ldo + row % a.num_heads * a.kv.head_dim;
-    store_act_row(out, static_cast<unsigned char*>(a.out) + static_cast<size_t>(at) * act_bytes(A), A, a.kv.head_dim);
+    store_act_row(state.out, static_cast<unsigned char*>(a.out) + static_cast<size_t>(at) * act_bytes(A), A, a.kv.head_dim);
   }
 };
 
 void attention(const AttentionArgs& a, int64_t item, unsigned char* scratch) {
-  const Item which = find_item(a, item);
+  Shared shared;
+  memcpy(&shared, Shared::base(a), sizeof shared);
   if (a.kv.act == Act::kBF16) {
-    ItemRun<Act::kBF16>(a, which, scratch).run();
+    ItemRun<Act::kBF16>(a, shared, item, scratch).run();
   } else {
-    ItemRun<Act::kF32>(a, which, scratch).run();
+    ItemRun<Act::kF32>(a, shared, item, scratch).run();
   }
 }
 
@@ -358,8 +420,9 @@ void attention(const AttentionArgs& a, int64_t item, unsigned char* scratch) {
 void register_attention(KernelTable& t) {
   t.kv_page_bytes = kv_page_bytes;
   t.qkv = qkv;
-  t.attention_items = attention_items;
   t.attention_scratch = attention_scratch;
+  t.attention_shared = attention_shared;
+  t.attention_begin = attention_begin;
   t.attention = attention;
 }
 

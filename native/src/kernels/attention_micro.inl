@@ -7,7 +7,7 @@
 // Dot<act>: kPer = elements of the reduction in a step; kWords = 32-bit words of the left operand for a step.
 
 constexpr int kTile = 16;   // tokens in a tile; a page is whole tiles
-constexpr int kBlock = 64;  // tokens between two updates of a row's running maximum; blocks start at multiples of it
+constexpr int kBlock = 128; // tokens between two updates of a row's running maximum; blocks start at multiples of it
 constexpr int kBlockTiles = kBlock / kTile;
 constexpr int kTileVecs = kTile / kWidth;
 
@@ -103,12 +103,12 @@ struct BlockTiles {
   const unsigned char* values[kBlockTiles];
 };
 
-// s[r][token] = scale * q[r] . key[token] for T tiles from `tiles` on. q rows are q_stride words apart, s rows kBlock floats.
+// s[r][token] = q[r] . key[token] for T tiles from `tiles` on. q rows are q_stride words apart, s rows kBlock floats.
 // `next`: null, or T tiles to fetch meanwhile: with few rows to a tile the time goes into waiting for memory, and no hardware
 // foresees where the next page lies.
 template <Act A, int R, int T>
 void score_tiles(const float* q, int64_t q_stride, const unsigned char* const* tiles, const unsigned char* const* next,
-                 int64_t key_stride, int64_t steps, float scale, float* s) {
+                 int64_t key_stride, int64_t steps, float* s) {
   constexpr int N = T * kTileVecs;
   vf acc[R][N];
   const unsigned char* right[N];
@@ -123,52 +123,104 @@ void score_tiles(const float* q, int64_t q_stride, const unsigned char* const* t
     multiply<A>(acc, q, q_stride, right, key_stride, steps, kNothingAhead);
   }
   for (int r = 0; r < R; ++r)
-    for (int n = 0; n < N; ++n) store(s + r * kBlock + n * kWidth, acc[r][n] * set1(scale));
+    for (int n = 0; n < N; ++n) store(s + r * kBlock + n * kWidth, acc[r][n]);
 }
 
-// out[r][columns] = out * alpha[r] + sum over the first `tokens` tokens of p[r][token] * value[token], for N vectors of columns
-// that start `offset` bytes into a row of values. What lies in the slots past `tokens` is never multiplied.
-// `next`: null, or the block whose values to fetch meanwhile.
-template <Act A, int R, int N>
-void add_values(const float* p, const BlockTiles& block, const BlockTiles* next, int64_t offset, int64_t value_stride,
-                int64_t tokens, const float* alpha, float* out, int64_t out_stride) {
+// out[r][columns] += sum over the tokens of `tiles` whole tiles of p[r][token] * value[token], for N vectors of columns that
+// start `offset` bytes into a row of values. Ahead: `next` is the block whose values to fetch meanwhile.
+template <Act A, int R, int N, bool Ahead>
+void add_tiles(const float* p, const BlockTiles& block, const BlockTiles* next, int64_t offset, int64_t value_stride,
+               int64_t tiles, float* out, int64_t out_stride) {
   using D = Dot<A>;
   constexpr int64_t p_stride = kBlock / D::kPer * D::kWords, steps = kTile / D::kPer;
   vf acc[R][N];
-  const unsigned char* right[N];
   for (int r = 0; r < R; ++r)
-    for (int n = 0; n < N; ++n) acc[r][n] = load(out + r * out_stride + n * kWidth) * set1(alpha[r]);
-  int tile = 0;
-  for (; (tile + 1) * kTile <= tokens; ++tile) {
-    for (int n = 0; n < N; ++n) right[n] = block.values[tile] + offset + n * kWidth * 4;
-    const float* left = p + tile * steps * D::kWords;
-    if (next) {
-      const unsigned char* line = next->values[tile] + offset;
-      multiply<A>(acc, left, p_stride, right, value_stride, steps, [=](int64_t step) {
+    for (int n = 0; n < N; ++n) acc[r][n] = load(out + r * out_stride + n * kWidth);
+  for (int64_t t = 0; t < tiles; ++t) {
+    const unsigned char* right[N];
+    for (int n = 0; n < N; ++n) right[n] = block.values[t] + offset + n * kWidth * 4;
+    const unsigned char* line = Ahead ? next->values[t] + offset : nullptr;
+    multiply<A>(acc, p + t * steps * D::kWords, p_stride, right, value_stride, steps, [=](int64_t step) {
+      if constexpr (Ahead)
         for (int n = 0; n < N; n += kTileVecs) __builtin_prefetch(line + step + n * kWidth * 4);
-      });
-    } else {
-      multiply<A>(acc, left, p_stride, right, value_stride, steps, kNothingAhead);
-    }
+    });
   }
-  const int64_t rest = tokens - tile * kTile;
-  if (rest) {
-    const float* left = p + tile * steps * D::kWords;
-    for (int n = 0; n < N; ++n) right[n] = block.values[tile] + offset + n * kWidth * 4;
-    multiply<A>(acc, left, p_stride, right, value_stride, rest / D::kPer, kNothingAhead);
-    if (rest % D::kPer) {
-      const int64_t s = rest / D::kPer;
-      for (int n = 0; n < N; ++n) {
-        const typename D::Right b = D::load_even(right[n] + s * value_stride);
-        for (int r = 0; r < R; ++r) acc[r][n] = D::mac(acc[r][n], b, left + r * p_stride + s * D::kWords);
-      }
+  for (int r = 0; r < R; ++r)
+    for (int n = 0; n < N; ++n) store(out + r * out_stride + n * kWidth, acc[r][n]);
+}
+
+// The same for the first `tokens` tokens of one tile. What lies in the slots past them is never multiplied.
+template <Act A, int R, int N>
+void add_part_of_tile(const float* p, const unsigned char* values, int64_t value_stride, int64_t tokens, float* out,
+                      int64_t out_stride) {
+  using D = Dot<A>;
+  constexpr int64_t p_stride = kBlock / D::kPer * D::kWords;
+  vf acc[R][N];
+  const unsigned char* right[N];
+  for (int n = 0; n < N; ++n) right[n] = values + n * kWidth * 4;
+  for (int r = 0; r < R; ++r)
+    for (int n = 0; n < N; ++n) acc[r][n] = load(out + r * out_stride + n * kWidth);
+  multiply<A>(acc, p, p_stride, right, value_stride, tokens / D::kPer, kNothingAhead);
+  if (tokens % D::kPer) {
+    const int64_t s = tokens / D::kPer;
+    for (int n = 0; n < N; ++n) {
+      const typename D::Right b = D::load_even(right[n] + s * value_stride);
+      for (int r = 0; r < R; ++r) acc[r][n] = D::mac(acc[r][n], b, p + r * p_stride + s * D::kWords);
     }
   }
   for (int r = 0; r < R; ++r)
     for (int n = 0; n < N; ++n) store(out + r * out_stride + n * kWidth, acc[r][n]);
 }
 
+// ---- int8 ---------------------------------------------------------------------------------------------------------
+
+inline vf load_int8(const unsigned char* p) {
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#elif defined(__AVX2__) && defined(__FMA__)
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#else
+  int8_t b[kWidth];
+  memcpy(b, p, sizeof b);
+  return vf{static_cast<float>(b[0]), static_cast<float>(b[1]), static_cast<float>(b[2]), static_cast<float>(b[3])};
+#endif
+}
+
+// out[i] = bytes[i] * scales[i % Period], as elements of A. Period is a multiple of 16 and divides `count`.
+template <Act A, int Period>
+[[gnu::always_inline]] inline void widen_row(const unsigned char* bytes, const float* scales, int64_t count, unsigned char* out) {
+  vf factors[Period / kWidth];
+  for (int j = 0; j < Period / kWidth; ++j) factors[j] = load(scales + j * kWidth);
+  for (int64_t i = 0; i < count; i += Period)
+    for (int j = 0; j < Period; j += kWidth) {
+      const vf v = load_int8(bytes + i + j) * factors[j / kWidth];
+      if constexpr (A == Act::kBF16) {
+        store_bf16(reinterpret_cast<bf16*>(out) + i + j, v);
+      } else {
+        store(reinterpret_cast<float*>(out) + i + j, v);
+      }
+    }
+}
+
 // ---- softmax weights ----------------------------------------------------------------------------------------------
+
+// weight<A>(x * weight_unit<A>(scale)) = e^(x * scale) for x <= 0; exactly 1 at 0, 0 at -inf.
+#if defined(__AVX512BF16__) && defined(__AVX512DQ__)
+template <Act A>
+inline vf weight_unit(float scale) { return set1(A == Act::kBF16 ? scale * 1.44269504f : scale); }
+template <Act A>
+inline vf weight(vf x) {
+  if constexpr (A == Act::kF32) return exp(x);
+  // 2^x by a minimax polynomial of x - floor(x), fitted for this file: relative error 3e-6, and bf16 rounds it to 4e-3.
+  constexpr float kP[] = {1.3426685e-2f, 5.2242473e-2f, 2.412802e-1f, 6.9304484e-1f, 1.0f};
+  return _mm512_scalef_ps(polynomial(_mm512_reduce_ps(x, 0x09), kP), x);
+}
+#else
+template <Act A>
+inline vf weight_unit(float scale) { return set1(scale); }
+template <Act A>
+inline vf weight(vf x) { return exp(x); }
+#endif
 
 // Stores the weights of two tiles as a left operand of Dot<A> and adds them, as rounded there, to the lane sums.
 // Both tiles go together because a bf16 vector holds two; `w` has 2 * kTileVecs vectors.

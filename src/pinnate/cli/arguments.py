@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pinnate.core.config import EXECUTORS, POLICIES, QUANTIZATIONS, EngineConfig, read_environment
+from pinnate.core.config import EXECUTORS, KV_CACHE_DTYPES, POLICIES, QUANTIZATIONS, EngineConfig, read_environment
 from pinnate.core.errors import ConfigError
 from pinnate.core.sampling import SamplingParams
 from pinnate.weights.resolve import resolve_model
@@ -75,6 +75,9 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         group, "--kv-cache-memory", aliases=["--kv-cache-memory-bytes"], type=byte_size, metavar="SIZE",
         help="of the KV pool: 512M, 2G, ... (default: from the free memory)",
     )  # fmt: skip
+    add_flag(
+        group, "--kv-cache-dtype", choices=KV_CACHE_DTYPES, help="auto: as --dtype; int8: half the size of bfloat16"
+    )
     add_flag(
         group, "--num-pages", aliases=["--num-gpu-blocks-override"], type=int, metavar="N",
         help="of the KV pool, instead of its size",

@@ -17,7 +17,8 @@ T = TypeVar("T")
 KV_MEMORY_SHARE = 0.25  # of the available memory, for an automatic pool
 KV_MEMORY_CAP = 4 << 30  # bytes; more cached prefixes than this rarely pay on a CPU
 KV_MEMORY_RESCUE = 0.8  # an automatic pool may take this share if one whole sequence needs it
-ELEMENT_BYTES = {"bfloat16": 2, "float32": 4}
+ELEMENT_BYTES = {"bfloat16": 2, "float32": 4, "int8": 1}
+SCALE_BYTES = 4  # of an int8 key or value: one for each token and KV head
 
 
 class Choice(NamedTuple, Generic[T]):
@@ -73,6 +74,18 @@ def choose_quantization(requested: str, executor: str, dtype: str) -> Choice[str
     return Choice(requested, f"{requested}: set by --quantization; weights of {bits}, products in 8-bit integers")
 
 
+def choose_kv_cache_dtype(requested: str, dtype: str, executor: str) -> Choice[str]:
+    """
+    Raises:
+        ConfigError: the reference executor was asked for int8.
+    """
+    if requested == "auto":
+        return Choice(dtype, f"{dtype}: the compute type")
+    if executor == "reference":
+        raise ConfigError(f"--kv-cache-dtype {requested} is not offered by the reference executor")
+    return Choice(requested, f"{requested}: set by --kv-cache-dtype, with a scale for each token and head")
+
+
 def choose_max_model_len(requested: int | None, model_context: int) -> Choice[int]:
     """
     Raises:
@@ -85,9 +98,11 @@ def choose_max_model_len(requested: int | None, model_context: int) -> Choice[in
     return Choice(requested, f"{requested} tokens: set by --max-model-len")
 
 
-def kv_shape(kv_columns: int, dtype: str, page_size: int) -> KVShape:
-    """`kv_columns`: key columns of one token summed over layers (layers * kv heads * head_dim); values double it."""
-    return KVShape(page_size, kv_columns * 2 * ELEMENT_BYTES[dtype] * page_size)
+def kv_shape(kv_columns: int, kv_heads: int, dtype: str, page_size: int) -> KVShape:
+    """`kv_columns`: key columns of one token summed over layers (layers * kv heads * head_dim); values double it.
+    `kv_heads`: layers * kv heads. `dtype`: of the cache."""
+    key = kv_columns * ELEMENT_BYTES[dtype] + (kv_heads * SCALE_BYTES if dtype == "int8" else 0)
+    return KVShape(page_size, 2 * key * page_size)
 
 
 def choose_num_pages(

@@ -14,6 +14,7 @@ from pinnate.core.errors import ConfigError
 
 DTYPES = ("auto", "bfloat16", "float32")
 QUANTIZATIONS = ("none", "int8", "int4")
+KV_CACHE_DTYPES = ("auto", "int8")
 EXECUTORS = ("native", "reference")
 ISAS = ("auto", "avx512", "avx2", "portable")
 POLICIES = ("fcfs", "lpm")
@@ -31,6 +32,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     dtype: str = "auto"
     quantization: str = "none"  # of weights in memory, whatever the file holds
+    kv_cache_dtype: str = "auto"  # "auto": the compute type
     executor: str = "native"
     isa: str = "auto"
     threads: int | None = None
@@ -49,6 +51,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         _one_of("--dtype", self.dtype, DTYPES)
         _one_of("--quantization", self.quantization, QUANTIZATIONS)
+        _one_of("--kv-cache-dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         _one_of("--executor", self.executor, EXECUTORS)
         _one_of("PINNATE_ISA", self.isa, ISAS)
         _one_of("--schedule-policy", self.schedule_policy, POLICIES)

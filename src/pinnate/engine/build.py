@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from pinnate.core.autoconfig import (
     Choice,
     choose_dtype,
+    choose_kv_cache_dtype,
     choose_max_model_len,
     choose_num_pages,
     choose_quantization,
@@ -45,12 +46,14 @@ class Plan(NamedTuple):
     num_pages: Choice[int]
     max_model_len: Choice[int]
     page_bytes: int
+    kv_cache_dtype: Choice[str]
 
     def reasons(self) -> dict[str, str]:
         return {
             "dtype": self.dtype.reason,
             "quantization": self.quantization.reason,
             "threads": self.threads.reason,
+            "KV type": self.kv_cache_dtype.reason,
             "KV pool": self.num_pages.reason,
             "max_model_len": self.max_model_len.reason,
         }
@@ -73,6 +76,7 @@ class _Native:
             spec,
             dtype=plan.dtype.value,
             quantization=plan.quantization.value,
+            kv_int8=plan.kv_cache_dtype.value == "int8",
             isa=isa,
             threads=plan.threads.value,
         )
@@ -99,8 +103,10 @@ def plan_engine(config: EngineConfig, model: LoadedModel, machine: Machine) -> P
     quantization = choose_quantization(config.quantization, config.executor, dtype.value)
     weights = EXECUTORS[config.executor].weigh(graph, dtype.value, quantization.value)
     context = choose_max_model_len(config.max_model_len, model.config.max_position_embeddings)
+    kv_dtype = choose_kv_cache_dtype(config.kv_cache_dtype, dtype.value, config.executor)
     columns = sum(layer.num_kv_heads * layer.head_dim for layer in graph.kv_layers)
-    shape = kv_shape(columns, dtype.value, config.page_size)
+    heads = sum(layer.num_kv_heads for layer in graph.kv_layers)
+    shape = kv_shape(columns, heads, kv_dtype.value, config.page_size)
     pages = choose_num_pages(
         shape,
         num_pages=config.num_pages,
@@ -117,6 +123,7 @@ def plan_engine(config: EngineConfig, model: LoadedModel, machine: Machine) -> P
         num_pages=pages,
         max_model_len=fit_max_model_len(context, config.max_model_len, pages.value, config.page_size),
         page_bytes=shape.page_bytes,
+        kv_cache_dtype=kv_dtype,
     )
 
 
@@ -167,6 +174,7 @@ def _info(config: EngineConfig, model: LoadedModel, plan: Plan, executor: Execut
         "dtype": plan.dtype.value,
         "quantization": plan.quantization.value,
         "weights": [group._asdict() for group in plan.weights],
+        "kv_cache_dtype": plan.kv_cache_dtype.value,
         "threads": plan.threads.value,
         "max_model_len": plan.max_model_len.value,
         "vocab_size": model.graph.vocab_size,

@@ -80,6 +80,7 @@ def test_no_flags_leave_every_default(parse: Parse, model: str) -> None:
         (["--executor"], "executor", "reference"),
         (["--dtype"], "dtype", "float32"),
         (["--quantization", "-q"], "quantization", "int4"),
+        (["--kv-cache-dtype"], "kv_cache_dtype", "int8"),
     ],
 )
 def test_each_spelling_sets_its_field(flags: list[str], field: str, value: object, parse: Parse, model: str) -> None:

@@ -278,6 +278,7 @@ def fake_machine(monkeypatch: pytest.MonkeyPatch, isas: list[str]) -> None:
         weights=[WeightGroup("int8", "Q8_0: as it is", 3, 5 << 20), WeightGroup("float32", "norms", 2, 1 << 19)],
         max_model_len=choice(100, "100 tokens: why"),
         num_pages=choice(4, "from the memory"), page_bytes=1 << 20,
+        kv_cache_dtype=choice("int8", "int8: why"),
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "pinnate._native", native)  # type: ignore[arg-type]
     monkeypatch.setattr("pinnate._native", native, raising=False)

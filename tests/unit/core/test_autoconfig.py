@@ -8,6 +8,7 @@ from pinnate.core.autoconfig import (
     KV_MEMORY_CAP,
     Choice,
     choose_dtype,
+    choose_kv_cache_dtype,
     choose_max_model_len,
     choose_num_pages,
     choose_quantization,
@@ -18,7 +19,7 @@ from pinnate.core.autoconfig import (
 from pinnate.core.errors import ConfigError
 from pinnate.core.machine import Machine
 
-SHAPE = kv_shape(30 * 3 * 64, "bfloat16", 16)  # the default model
+SHAPE = kv_shape(30 * 3 * 64, 30 * 3, "bfloat16", 16)  # the default model
 GIB = 1 << 30
 
 
@@ -59,6 +60,16 @@ def test_quantization() -> None:
             choose_quantization(asked, "native", "float32")
 
 
+def test_kv_cache_dtype() -> None:
+    assert choose_kv_cache_dtype("auto", "bfloat16", "native").value == "bfloat16"
+    assert choose_kv_cache_dtype("auto", "float32", "reference").value == "float32"
+    choice = choose_kv_cache_dtype("int8", "bfloat16", "native")
+    assert choice.value == "int8"
+    assert "--kv-cache-dtype" in choice.reason
+    with pytest.raises(ConfigError, match="--kv-cache-dtype int8 is not offered by the reference executor"):
+        choose_kv_cache_dtype("int8", "float32", "reference")
+
+
 def test_max_model_len() -> None:
     assert choose_max_model_len(None, 8192).value == 8192
     assert choose_max_model_len(100, 8192).value == 100
@@ -68,7 +79,8 @@ def test_max_model_len() -> None:
 
 def test_page_bytes() -> None:
     assert SHAPE.page_bytes == 30 * 2 * 3 * 64 * 16 * 2
-    assert kv_shape(10, "float32", 1).page_bytes == 80
+    assert kv_shape(10, 2, "float32", 1).page_bytes == 80
+    assert kv_shape(30 * 3 * 64, 30 * 3, "int8", 16).page_bytes == 30 * 2 * 3 * (64 + 4) * 16
 
 
 def pages(available: int = 16 * GIB, **changes: int | None) -> Choice[int]:

@@ -14,6 +14,7 @@ from pinnate.core.errors import ConfigError
     [
         ("dtype", "float16", "--dtype"),
         ("quantization", "int3", "--quantization"),
+        ("kv_cache_dtype", "fp8", "--kv-cache-dtype"),
         ("executor", "torch", "--executor"),
         ("isa", "sse2", "PINNATE_ISA"),
         ("schedule_policy", "random", "--schedule-policy"),

@@ -39,7 +39,14 @@ def test_plan(model: LoadedModel) -> None:
     assert plan.max_model_len.value == model.config.max_position_embeddings
     assert plan.num_pages.value == 2 * -(-plan.max_model_len.value // 16)
     assert (plan.dtype.value, plan.threads.value) == ("bfloat16", 3)
-    assert plan.reasons().keys() == {"dtype", "quantization", "threads", "KV pool", "max_model_len"}
+    assert plan.reasons().keys() == {"dtype", "quantization", "threads", "KV type", "KV pool", "max_model_len"}
+
+
+def test_plan_with_int8_keys_and_values(model: LoadedModel) -> None:
+    plan = plan_engine(config(kv_cache_dtype="int8"), model, MACHINE)
+    heads = model.config.num_layers * model.config.num_kv_heads
+    assert plan.kv_cache_dtype.value == "int8"
+    assert plan.page_bytes == 2 * 16 * heads * (model.config.head_dim + 4)
 
 
 def test_weights_are_taken_off_the_available_memory(model: LoadedModel) -> None:
@@ -78,6 +85,20 @@ def test_build_and_run(executor: str, quantization: str) -> None:
     assert sum(len(output.token_ids) for output in outputs) == 8
     assert outputs[-1].error is None
     core.close()
+
+
+def test_int8_keys_and_values_take_what_was_planned() -> None:
+    mailbox = Mailbox()
+    core, info = build_engine(config(kv_cache_dtype="int8", num_pages=4), mailbox, mailbox)
+    assert info["kv_cache_dtype"] == info["device"]["kv_cache_dtype"] == "int8"
+    assert info["device"]["kv_bytes"] == info["kv_bytes"] // 4 * 5  # the null page is extra
+    core.close()
+
+
+def test_the_reference_executor_refuses_int8_keys_and_values() -> None:
+    mailbox = Mailbox()
+    with pytest.raises(ConfigError, match="--kv-cache-dtype int8 is not offered by the reference executor"):
+        build_engine(config(executor="reference", kv_cache_dtype="int8"), mailbox, mailbox)
 
 
 def test_a_context_that_the_pool_cannot_hold() -> None:

@@ -32,6 +32,7 @@ class NativeExecutor:
         dtype: "bfloat16" or "float32", of weights, of what enters a product, and of keys and values. Sums and
             the residual stream are float32 either way.
         quantization: "none", "int8" or "int4", of matrices (formats.py); they need "bfloat16".
+        kv_int8: keys and values are kept as int8 instead, with a scale for each token and head.
         isa: "auto", "avx512", "avx2" or "portable".
 
     Raises:
@@ -46,6 +47,7 @@ class NativeExecutor:
         *,
         dtype: str = "bfloat16",
         quantization: str = "none",
+        kv_int8: bool = False,
         isa: str = "auto",
         threads: int = 1,
     ) -> None:
@@ -75,6 +77,7 @@ class NativeExecutor:
                 kv_layers=lowered.kv_layers,
                 max_tokens=max_tokens,
                 block_rows=block_rows,
+                kv_int8=kv_int8,
             )
         except ValueError as error:
             raise ConfigError(str(error)) from None
@@ -83,6 +86,7 @@ class NativeExecutor:
         self._spec = spec
         self._dtype = dtype
         self._quantization = quantization
+        self._kv_dtype = "int8" if kv_int8 else dtype
         self._vocab_size = graph.vocab_size
         self._num_instructions = len(lowered.instructions)
 
@@ -137,7 +141,11 @@ class NativeExecutor:
         return rows
 
     def describe(self) -> dict[str, object]:
-        facts: dict[str, object] = {"dtype": self._dtype, "quantization": self._quantization}
+        facts: dict[str, object] = {
+            "dtype": self._dtype,
+            "quantization": self._quantization,
+            "kv_cache_dtype": self._kv_dtype,
+        }
         if self._program is not None:
             facts |= {
                 "isa": self._program.isa,
