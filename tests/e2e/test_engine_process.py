@@ -78,7 +78,7 @@ async def test_round_trip(engine: AsyncEngine) -> None:
     assert engine.stats.generation_tokens >= 3 * 48
     assert 0 < engine.stats.execute_seconds < engine.stats.step_seconds
     assert engine.info["dtype"] == "bfloat16"
-    assert set(engine.info["reasons"]) == {"dtype", "quantization", "threads", "KV pool", "max_model_len"}
+    assert set(engine.info["reasons"]) == {"dtype", "quantization", "threads", "KV type", "KV pool", "max_model_len"}
     assert (await engine.command("check_integrity")) == {"ok": True}
 
 
