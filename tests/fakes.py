@@ -65,7 +65,6 @@ class FakeExecutor:
         self.script = script
         self.fail_when = fail_when
         self.batches: list[SchedulerOutput] = []
-        self.idle_calls = 0
         self.closed = False
         self._slots: dict[tuple[int, int], int] = {}
 
@@ -92,11 +91,6 @@ class FakeExecutor:
             if sequence.score is not None:
                 scores[sequence.seq_id] = [_logprobs(token) for token in sequence.score]
         return StepResult(tokens, logprobs, scores)
-
-    def use_idle_time(self) -> bool:
-        """Has three pieces of idle work in its life."""
-        self.idle_calls += 1
-        return self.idle_calls < 3
 
     def describe(self) -> dict[str, object]:
         return {"executor": "fake"}

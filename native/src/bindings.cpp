@@ -234,7 +234,6 @@ NB_MODULE(_native, m) {
       .def("add_rope_table", &add_rope_table, "cos"_a, "sin"_a, nb::kw_only(), "pairs"_a)
       .def("finish", &Program::finish, nb::kw_only(), "arena_bytes"_a, "logits"_a, "vocab"_a, "max_position"_a)
       .def("run", &run, "inputs"_a, "outputs"_a, "logits"_a.none())
-      .def("commit_ahead", &Program::commit_ahead, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("isa", [](const Program& p) { return std::string(p.isa()); })
       .def_prop_ro("threads", &Program::threads)
       .def_prop_ro("weight_bytes", &Program::weight_bytes)

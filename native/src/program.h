@@ -43,8 +43,6 @@ class LazyMemory {
     std::swap(data_, other.data_), std::swap(bytes_, other.bytes_);
     return *this;
   }
-  // Makes the range ready to be written; what is there stays. False where the system cannot.
-  bool commit(size_t offset, size_t bytes);
   unsigned char* data() const { return data_; }
   size_t bytes() const { return bytes_; }
 
@@ -72,11 +70,6 @@ class Program {
   void emit(const Instruction& instruction);
   // `logits`: offset of the [block_rows, vocab] floats that are sampled; contexts reach max_position tokens.
   void finish(int64_t arena_bytes, int64_t logits, int64_t vocab, int64_t max_position);
-
-  // Commits memory of the KV pools ahead of its use, a huge page at a time: the first touch of memory can cost more than all
-  // arithmetic on the tokens that go there. Keeps kCommitAhead bytes ready beyond the highest page that a step has written
-  // (fresh pages come in ascending order). For idle time; takes some milliseconds. Returns whether there is more to do.
-  bool commit_ahead();
 
   // One step. Not reentrant. Throws what check_step throws; then nothing has run.
   void run(const Step& step);
@@ -145,9 +138,6 @@ class Program {
   LazyMemory arena_, quantized_rows_;
   int64_t quantized_bytes_ = 0;  // of the rows of x of the largest product with a quantised weight
   int64_t logits_ = 0;
-  int64_t used_pages_ = 0;       // the highest page that a step has written
-  int64_t committed_pages_ = 0;  // commit_ahead has done all pools up to here ...
-  size_t commit_layer_ = 0;      // ... and the part that follows for the pools before this one
   std::vector<LazyMemory> sample_scratch_;      // one for each thread
   std::vector<AlignedBuffer> attention_scratch_;
   AlignedBuffer attention_shared_;

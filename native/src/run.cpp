@@ -49,7 +49,6 @@ void Program::run(const Step& step) {
   if (!finished_) throw std::invalid_argument("program: run before finish");
   check_step(step, limits_);
   const FlushDenormals guard;
-  for (const int32_t slot : step.slots) used_pages_ = std::max<int64_t>(used_pages_, slot / spec_.page_size);
   copy_pages(step);
   execute({&step, static_cast<int64_t>(step.tokens.size()), nullptr}, 0, logits_start_);
   const int64_t rows = static_cast<int64_t>(step.logit_rows.size());

@@ -83,9 +83,6 @@ class Program:
         logit_rows, samples, history, bias_ids, bias; outputs: tokens, logprobs, ranks, top_ids, top_logprobs, as in
         executor/forward_batch.py. `logits` [R, vocab] gets the raw logits where given. Not reentrant."""
 
-    def commit_ahead(self) -> bool:
-        """Commits some of the KV pool's memory ahead of its use (milliseconds); whether there is more to do."""
-
     @property
     def isa(self) -> str: ...
     @property

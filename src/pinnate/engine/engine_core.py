@@ -67,7 +67,7 @@ class EngineCore:
 
     def step(self) -> None:
         """Receive, schedule, execute, update, send. Sleeps first when there is nothing to do."""
-        messages = self._receive()
+        messages = self._inbox.receive(wait=self._idle)
         started = perf_counter()
         outputs = [output for message in messages for output in self._handle(message)]
         batch = self._scheduler.schedule()
@@ -90,13 +90,6 @@ class EngineCore:
 
     def close(self) -> None:
         self._executor.close()
-
-    def _receive(self) -> list[ToEngine]:
-        """All messages. With nothing to run, the executor has the time until one comes, and then this sleeps."""
-        messages = self._inbox.receive(wait=False)
-        if messages or not self._idle or self._executor.use_idle_time():
-            return messages
-        return self._inbox.receive(wait=True)
 
     def _run(self, batch: SchedulerOutput) -> list[TokenOutput]:
         started = perf_counter()

@@ -37,10 +37,6 @@ class Executor(Protocol):
 
     def execute(self, output: SchedulerOutput) -> StepResult: ...
 
-    def use_idle_time(self) -> bool:
-        """Does a few milliseconds of work that makes later steps faster; whether there is more of it."""
-        ...
-
     def describe(self) -> dict[str, object]:
         """dtype, isa, threads, weight_bytes, kv_bytes and what else `doctor` shows."""
         ...

@@ -72,9 +72,6 @@ class ReferenceExecutor:
         each scored position, in order."""
         return self._forward(build_forward_batch(output, self._spec.page_size))
 
-    def use_idle_time(self) -> bool:
-        return False
-
     def describe(self) -> dict[str, object]:
         return {
             "dtype": "float32",

@@ -1,9 +1,7 @@
 """NativeExecutor as a whole: same bytes whatever the batch, pages copied in order, bad input refused before it runs."""
 
 import dataclasses
-import os
 from array import array
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -227,31 +225,3 @@ def test_describe_and_close():
 def test_a_chunk_without_samples_returns_nothing():
     result = build().execute(step(ScheduledSequence(0, 0, array("i", [1, 2]), array("i", [1]))))
     assert (result.token_ids, result.logprobs, result.scores) == ([], [], {})
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def test_idle_time_commits_a_bounded_part_of_the_pool_once():
-    spec = dataclasses.replace(SPEC, num_pages=2_000_000)
-    executor = NativeExecutor(llama_graph(), spec, dtype="bfloat16", threads=1)
-    assert executor.describe()["kv_bytes"] > 1 << 30
-    before = resident_bytes()
-    while executor.use_idle_time():
-        pass
-    grown = resident_bytes() - before
-    assert 480 << 20 < grown < 560 << 20
-    assert not executor.use_idle_time()
-    executor.close()
-    assert not executor.use_idle_time()
-
-
-def test_idle_time_leaves_keys_and_values_as_they_are():
-    pages = (4, 9, 2, 11, 30)
-    alone = build().logits(step(sequence(0, TOKENS, pages)))
-    executor = build()
-    executor.logits(step(sequence(0, TOKENS[:60], pages, n=0)))
-    while executor.use_idle_time():
-        pass
-    np.testing.assert_array_equal(executor.logits(step(sequence(0, TOKENS[60:], pages, start=60))), alone)

@@ -108,10 +108,6 @@ class NativeExecutor:
         self._run(batch, out)
         return out
 
-    def use_idle_time(self) -> bool:
-        """Commits memory of the KV pool ahead of its use."""
-        return self._program is not None and self._program.commit_ahead()
-
     def _run(self, batch: ForwardBatch, logits: NDArray[np.float32] | None) -> SampledRows:
         if self._program is None:
             raise ConfigError("the executor is closed")
