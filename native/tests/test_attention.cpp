@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "../src/kernels.h"
+#include "isa_check.h"
 
 namespace pinnate {
 namespace portable { void register_attention(KernelTable& t); }
@@ -19,17 +20,9 @@ namespace avx512 { void register_attention(KernelTable& t); }
 }  // namespace pinnate
 
 using namespace pinnate;
+using namespace pinnate::test;
 
 namespace {
-
-int failures = 0, checks = 0;
-const char* isa = "";
-
-void check(bool ok, const char* what, double got = 0, double want = 0) {
-  ++checks;
-  if (ok) return;
-  if (++failures <= 20) std::printf("FAIL %s: %s: got %.9g, want %.9g\n", isa, what, got, want);
-}
 
 struct Shape {
   int heads, kv_heads, head_dim;
@@ -380,11 +373,5 @@ void test_all(const char* name, void (*reg)(KernelTable&)) {
 }  // namespace
 
 int main() {
-  __builtin_ia32_ldmxcsr(__builtin_ia32_stmxcsr() | 0x8040);  // FTZ, DAZ: as in the program
-  __builtin_cpu_init();
-  test_all("portable", portable::register_attention);
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) test_all("avx2", avx2::register_attention);
-  if (__builtin_cpu_supports("avx512bf16")) test_all("avx512", avx512::register_attention);
-  std::printf("test_attention: %d checks, %d failures\n", checks, failures);
-  return failures != 0;
+  return for_every_isa("test_attention", test_all, portable::register_attention, avx2::register_attention, avx512::register_attention);
 }

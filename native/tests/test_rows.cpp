@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "../src/kernels.h"
+#include "isa_check.h"
 
 namespace pinnate {
 namespace portable { void register_rows(KernelTable& t); }
@@ -16,17 +17,9 @@ namespace avx512 { void register_rows(KernelTable& t); }
 }  // namespace pinnate
 
 using namespace pinnate;
+using namespace pinnate::test;
 
 namespace {
-
-int failures = 0, checks = 0;
-const char* isa = "";
-
-void check(bool ok, const char* what, double got = 0, double want = 0) {
-  ++checks;
-  if (ok) return;
-  if (++failures <= 20) std::printf("FAIL %s: %s: got %.9g, want %.9g\n", isa, what, got, want);
-}
 
 void near(double got, double want, double absolute, double relative, const char* what) {
   const bool ok = std::isnan(want) ? std::isnan(got) : got == want || std::fabs(got - want) <= absolute + relative * std::fabs(want);
@@ -174,11 +167,5 @@ void test_all(const char* name, void (*reg)(KernelTable&)) {
 }  // namespace
 
 int main() {
-  __builtin_ia32_ldmxcsr(__builtin_ia32_stmxcsr() | 0x8040);  // FTZ, DAZ: as in the program
-  __builtin_cpu_init();
-  test_all("portable", portable::register_rows);
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) test_all("avx2", avx2::register_rows);
-  if (__builtin_cpu_supports("avx512bf16")) test_all("avx512", avx512::register_rows);
-  std::printf("test_rows: %d checks, %d failures\n", checks, failures);
-  return failures != 0;
+  return for_every_isa("test_rows", test_all, portable::register_rows, avx2::register_rows, avx512::register_rows);
 }

@@ -47,7 +47,7 @@ class Throughput:
 def measure_throughput(llm: LLM, conversations: Sequence[Conversation]) -> Throughput:
     """Runs the first turn of each conversation, its output of exactly the length asked for."""
     turns = [turns[0] for turns in conversations]
-    params = [_forced(turn.output_len) for turn in turns]
+    params = [forced(turn.output_len) for turn in turns]
     begin = time.perf_counter()
     results = llm.generate([turn.prompt for turn in turns], params, use_tqdm=False)
     seconds = time.perf_counter() - begin
@@ -83,10 +83,11 @@ def measure_latency(
     for _ in range(warmup + iterations):
         prompts = [[rng.randrange(low, vocab_size) for _ in range(input_len)] for _ in range(batch_size)]
         begin = time.perf_counter()
-        llm.generate(list(prompts), _forced(output_len), use_tqdm=False)
+        llm.generate(list(prompts), forced(output_len), use_tqdm=False)
         walls.append(time.perf_counter() - begin)
     return Latency(walls[warmup:])
 
 
-def _forced(tokens: int) -> SamplingParams:
+def forced(tokens: int) -> SamplingParams:
+    """Greedy, and exactly that many tokens."""
     return SamplingParams(temperature=0.0, max_tokens=tokens, min_tokens=tokens, ignore_eos=True)

@@ -16,7 +16,6 @@ from pinnate.bench.client import Outcome
 from pinnate.bench.load import LoadResult
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
-GOODPUT_METRICS = ("ttft", "tpot", "e2el")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pinnate.bench.inprocess import forced
 from pinnate.bench.roofline import Job, Peaks, Work, ideal_seconds
-from pinnate.core.sampling import SamplingParams
 from pinnate.engine.llm import LLM
 
 
@@ -58,9 +58,8 @@ def measure(llm: LLM, vocab_size: int, workload: Workload, work: Work, peaks: Pe
 
 
 def _run(llm: LLM, prompts: Sequence[list[int]], workload: Workload) -> float:
-    params = SamplingParams(temperature=0.0, max_tokens=workload.output, min_tokens=workload.output, ignore_eos=True)
     begin = time.perf_counter()
-    llm.generate(list(prompts), params, use_tqdm=False)
+    llm.generate(list(prompts), forced(workload.output), use_tqdm=False)
     return time.perf_counter() - begin
 
 

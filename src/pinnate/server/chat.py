@@ -22,7 +22,14 @@ from pinnate.server.params import (
     includes_usage,
     sampling_params,
 )
-from pinnate.server.protocol import UNSUPPORTED_CHAT, UNSUPPORTED_MESSAGE, ChatMessage, ChatRequest, TextPart
+from pinnate.server.protocol import (
+    UNSUPPORTED_CHAT,
+    UNSUPPORTED_MESSAGE,
+    ChatMessage,
+    ChatRequest,
+    TextPart,
+    TokenizeRequest,
+)
 from pinnate.server.state import ServerState
 from pinnate.server.tokenizing import tokenize
 
@@ -52,15 +59,7 @@ async def prepare(state: ServerState, engine: AsyncEngine, fields: dict[str, Any
         raise InvalidRequestError("prompt_logprobs is not available with stream: true", param="prompt_logprobs")
     include_usage = includes_usage(request)
     salt, priority = check_cache_salt(request.cache_salt), check_priority(request.priority)
-    token_ids = await render_and_tokenize(
-        state,
-        engine,
-        check_messages(request.messages),
-        add_generation_prompt=request.add_generation_prompt,
-        continue_final_message=request.continue_final_message,
-        variables=request.chat_template_kwargs,
-        add_special_tokens=bool(request.add_special_tokens),
-    )
+    token_ids = await render_and_tokenize(state, engine, request.messages, request)
     return Job(
         id=f"chatcmpl-{uuid.uuid4().hex}",
         model=model,
@@ -79,43 +78,42 @@ async def render_and_tokenize(
     state: ServerState,
     engine: AsyncEngine,
     messages: list[dict[str, Any]],
-    *,
-    add_generation_prompt: bool | None,
-    continue_final_message: bool,
-    variables: dict[str, Any],
-    add_special_tokens: bool,
+    flags: ChatRequest | TokenizeRequest,
 ) -> list[int]:
     """The conversation as token ids. The template writes its own BOS, so none is added unless asked for.
 
     Raises:
-        InvalidRequestError: no template, flags that contradict, or the template's own refusal.
+        InvalidRequestError: a bad message, no template, flags that contradict, or the template's own refusal.
     """
+    checked = check_messages(messages)
     template = state.chat_template or engine.chat_template
     if template is None:
         raise InvalidRequestError(
             "the model has no chat template; start the server with --chat-template FILE, or use /v1/completions",
             param="messages",
         )
-    if continue_final_message and add_generation_prompt:
+    if flags.continue_final_message and flags.add_generation_prompt:
         raise InvalidRequestError(
             "continue_final_message and add_generation_prompt must not both be true", param="continue_final_message"
         )
-    for name in variables:
+    for name in flags.chat_template_kwargs:
         if name in _RESERVED:
             raise InvalidRequestError(f"chat_template_kwargs must not set {name}", param="chat_template_kwargs")
-    generation_prompt = not continue_final_message if add_generation_prompt is None else add_generation_prompt
+    generation_prompt = flags.add_generation_prompt
+    if generation_prompt is None:
+        generation_prompt = not flags.continue_final_message
 
     def render() -> str:
         return template.render(
-            messages,
+            checked,
             add_generation_prompt=generation_prompt,
-            continue_final_message=continue_final_message,
-            **variables,
+            continue_final_message=flags.continue_final_message,
+            **flags.chat_template_kwargs,
         )
 
-    size = sum(len(message["content"]) + 32 for message in messages)
+    size = sum(len(message["content"]) + 32 for message in checked)
     text = await asyncio.to_thread(render) if size > LARGE_CHARACTERS else render()
-    return await tokenize(state, engine, text, add_special_tokens=add_special_tokens, param="messages")
+    return await tokenize(state, engine, text, add_special_tokens=bool(flags.add_special_tokens), param="messages")
 
 
 def check_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

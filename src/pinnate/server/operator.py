@@ -14,7 +14,7 @@ from starlette.responses import Response
 import pinnate
 from pinnate.core.errors import InvalidRequestError, PinnateError
 from pinnate.server.body import convert, read_json
-from pinnate.server.chat import check_messages, render_and_tokenize
+from pinnate.server.chat import render_and_tokenize
 from pinnate.server.errors import describe, error_response
 from pinnate.server.metrics import CONTENT_TYPE
 from pinnate.server.params import check_model
@@ -74,15 +74,7 @@ class Operator:
         if (asked.prompt is None) == (asked.messages is None):
             raise InvalidRequestError("one of prompt and messages is needed", param="prompt")
         if asked.messages is not None:
-            tokens = await render_and_tokenize(
-                state,
-                engine,
-                check_messages(asked.messages),
-                add_generation_prompt=asked.add_generation_prompt,
-                continue_final_message=asked.continue_final_message,
-                variables=asked.chat_template_kwargs,
-                add_special_tokens=bool(asked.add_special_tokens),
-            )
+            tokens = await render_and_tokenize(state, engine, asked.messages, asked)
         else:
             assert asked.prompt is not None
             special = asked.add_special_tokens is not False
