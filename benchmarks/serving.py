@@ -26,6 +26,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+SETTLE_SECONDS = 3.0  # the engine commits memory in idle time: peaks measured beside that would flatter it
+
 
 def free_port() -> int:
     with socket.socket() as s:
@@ -128,6 +130,7 @@ def main() -> None:
     process, ready = start_server(port, ["--served-model-name", args.model, *flags])
     try:
         for repeat in range(args.repeats):
+            time.sleep(SETTLE_SECONDS)
             peaks = measure_peaks(args.threads)
             limits = roofline(args.limits, peaks)[args.precision]
             print(f"repetition {repeat + 1}: {json.dumps({k: round(v, 1) for k, v in peaks.items()})}", flush=True)

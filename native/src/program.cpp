@@ -12,6 +12,9 @@
 namespace pinnate {
 namespace {
 
+// Bytes of KV memory kept ready beyond what is used, and bytes committed at once (a huge page).
+constexpr int64_t kCommitAhead = int64_t{512} << 20, kCommitPart = int64_t{2} << 20;
+
 void require(bool ok, const char* what) {
   if (!ok) throw std::invalid_argument(std::string("program: ") + what);
 }
@@ -29,6 +32,17 @@ LazyMemory::LazyMemory(size_t bytes, bool huge_pages) : bytes_(bytes) {
   if (p == MAP_FAILED) throw std::bad_alloc();
   if (huge_pages) ::madvise(p, bytes, MADV_HUGEPAGE);  // a hint: failure costs speed only
   data_ = static_cast<unsigned char*>(p);
+}
+
+bool LazyMemory::commit(size_t offset, size_t bytes) {
+#ifdef MADV_POPULATE_WRITE
+  constexpr size_t kPage = 4096;
+  const size_t begin = offset / kPage * kPage, end = std::min((offset + bytes + kPage - 1) / kPage * kPage, bytes_);
+  return begin >= end || ::madvise(data_ + begin, end - begin, MADV_POPULATE_WRITE) == 0;
+#else
+  (void)offset, (void)bytes;
+  return false;
+#endif
 }
 
 LazyMemory::~LazyMemory() {
@@ -49,6 +63,29 @@ Program::Program(const std::string& isa, int threads, ProgramSpec spec)
   }
   attention_scratch_.resize(static_cast<size_t>(threads));
   limits_ = {spec_.max_tokens, std::numeric_limits<int32_t>::max(), 0, 0, spec_.page_size, spec_.num_pages};
+}
+
+Program::~Program() { pool_.when_idle({}); }
+
+// One piece of idle time. The first touch of memory can cost more than all arithmetic on the tokens that go there, above all
+// in a virtual machine, so pages are committed before they are used; fresh pages come in ascending order (PagePool).
+bool Program::commit_ahead() {
+  int64_t page_bytes = 0;
+  for (const auto& pool : kv_) page_bytes += static_cast<int64_t>(pool.page_bytes);
+  const int64_t used = used_pages_.load(std::memory_order_relaxed), end = spec_.num_pages + 1;
+  const int64_t wanted = std::min<int64_t>(end, used + kCommitAhead / std::max<int64_t>(page_bytes, 1));
+  if (commit_layer_ == 0) committed_pages_ = std::max(committed_pages_, used);
+  if (kv_.empty() || committed_pages_ >= wanted) return false;
+  KVPool& pool = kv_[commit_layer_];
+  const int64_t part = std::max<int64_t>(1, kCommitPart / static_cast<int64_t>(kv_.front().page_bytes));
+  const int64_t count = std::min(part, end - committed_pages_);
+  if (!pool.memory.commit(static_cast<size_t>(committed_pages_) * pool.page_bytes,
+                          static_cast<size_t>(count) * pool.page_bytes)) {
+    committed_pages_ = end;  // the system does not offer it
+    return false;
+  }
+  if (++commit_layer_ == kv_.size()) commit_layer_ = 0, committed_pages_ += count;
+  return true;
 }
 
 int Program::add_weight(const std::vector<SourceMatrix>& sources, bool swiglu, WeightFormat format) {
@@ -197,6 +234,7 @@ void Program::finish(int64_t arena_bytes, int64_t logits, int64_t vocab, int64_t
   const size_t scratch = (3 * static_cast<size_t>(vocab) + 64) * sizeof(float);
   for (int t = 0; t < pool_.threads(); ++t) sample_scratch_.emplace_back(scratch, true);
   finished_ = true;
+  pool_.when_idle([this] { return commit_ahead(); });
 }
 
 }  // namespace pinnate

@@ -5,6 +5,7 @@
 // block_rows, each followed by the sampling of its rows. Offsets are bytes into the arena; where a buffer lies is the
 // plan of the caller.
 #pragma once
+#include <atomic>
 #include <memory>
 #include <string>
 #include <utility>
@@ -43,6 +44,8 @@ class LazyMemory {
     std::swap(data_, other.data_), std::swap(bytes_, other.bytes_);
     return *this;
   }
+  // Makes the range ready to be written; what is there stays. False where the system cannot.
+  bool commit(size_t offset, size_t bytes);
   unsigned char* data() const { return data_; }
   size_t bytes() const { return bytes_; }
 
@@ -62,6 +65,7 @@ struct ProgramSpec {
 class Program {
  public:
   Program(const std::string& isa, int threads, ProgramSpec spec);
+  ~Program();
 
   // Building. Each returns the id that instructions use. Throws std::invalid_argument.
   int add_weight(const std::vector<SourceMatrix>& sources, bool swiglu, WeightFormat format);
@@ -106,6 +110,7 @@ class Program {
   template <class F>
   void rows_in_parallel(int64_t rows, int64_t cols, F&& f);
 
+  bool commit_ahead();
   void copy_pages(const Step& step);
   void execute(const Block& block, size_t begin, size_t end);
   void execute(const EmbedOp& op, const Block& block);
@@ -138,6 +143,9 @@ class Program {
   LazyMemory arena_, quantized_rows_;
   int64_t quantized_bytes_ = 0;  // of the rows of x of the largest product with a quantised weight
   int64_t logits_ = 0;
+  std::atomic<int64_t> used_pages_{0};  // the highest page that a step has written
+  int64_t committed_pages_ = 0;  // of the idle thread: all pools are committed up to here ...
+  size_t commit_layer_ = 0;      // ... and the pools before this one a part further
   std::vector<LazyMemory> sample_scratch_;      // one for each thread
   std::vector<AlignedBuffer> attention_scratch_;
   AlignedBuffer attention_shared_;

@@ -49,6 +49,9 @@ void Program::run(const Step& step) {
   if (!finished_) throw std::invalid_argument("program: run before finish");
   check_step(step, limits_);
   const FlushDenormals guard;
+  int64_t used = used_pages_.load(std::memory_order_relaxed);
+  for (const int32_t slot : step.slots) used = std::max<int64_t>(used, slot / spec_.page_size);
+  used_pages_.store(used, std::memory_order_relaxed);
   copy_pages(step);
   execute({&step, static_cast<int64_t>(step.tokens.size()), nullptr}, 0, logits_start_);
   const int64_t rows = static_cast<int64_t>(step.logit_rows.size());

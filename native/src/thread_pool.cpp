@@ -10,6 +10,7 @@
 #include <mutex>
 #include <stdexcept>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #if defined(__x86_64__)
@@ -20,6 +21,7 @@ namespace pinnate {
 namespace {
 
 constexpr auto kSpin = std::chrono::microseconds(50);
+constexpr auto kIdle = std::chrono::milliseconds(10);
 constexpr int64_t kMaxItems = int64_t{1} << 31;  // of one run; longer ones are cut
 
 inline void pause() {
@@ -65,6 +67,10 @@ struct ThreadPool::Impl {
   std::atomic<bool> stop{false};
   std::vector<std::thread> workers;
 
+  std::mutex idle_mutex;  // held while a piece runs
+  std::function<bool()> idle_piece;
+  std::atomic<bool> idle_news{false};  // another piece is being set, or was and has not been asked yet
+
   bool has_work() const { return static_cast<uint32_t>(state.load()) != 0; }
 
   // Runs items until none is left.
@@ -93,8 +99,33 @@ struct ThreadPool::Impl {
       if (spin([&] { return has_work() || stop.load(std::memory_order_relaxed); })) continue;
       std::unique_lock lock(mutex);
       parked.fetch_add(1);  // before the check below; run() checks in the opposite order
-      work_ready.wait(lock, [&] { return has_work() || stop.load(); });
+      const auto awake = [&] { return has_work() || stop.load(); };
+      if (thread == 1) use_idle_time(lock, awake);
+      work_ready.wait(lock, awake);
       parked.fetch_sub(1);
+    }
+  }
+
+  // Returns when there is work.
+  template <class Awake>
+  void use_idle_time(std::unique_lock<std::mutex>& lock, Awake awake) {
+    uint64_t last_run = state.load();
+    for (bool more = true; !awake();) {
+      if (!more) {
+        work_ready.wait(lock, [&] { return awake() || state.load() != last_run || idle_news.exchange(false); });
+        more = true;
+        continue;
+      }
+      if (work_ready.wait_for(lock, kIdle, awake)) return;
+      const uint64_t latest = state.load();
+      if (std::exchange(last_run, latest) != latest) continue;  // the caller did a run alone meanwhile
+      lock.unlock();
+      {
+        std::lock_guard idle(idle_mutex);
+        while (more && !awake() && !idle_news.load()) more = idle_piece && idle_piece();
+      }
+      if (idle_news.exchange(false)) more = true;
+      lock.lock();
     }
   }
 
@@ -137,6 +168,17 @@ ThreadPool::~ThreadPool() {
 }
 
 int ThreadPool::threads() const { return static_cast<int>(impl_->workers.size()) + 1; }
+
+void ThreadPool::when_idle(std::function<bool()> piece) {
+  impl_->idle_news.store(true);  // a piece under way is the last
+  {
+    std::lock_guard idle(impl_->idle_mutex);
+    impl_->idle_piece = std::move(piece);
+  }
+  impl_->idle_news.store(true);  // for a thread that looked before it was set
+  std::lock_guard lock(impl_->mutex);
+  impl_->work_ready.notify_all();
+}
 
 void ThreadPool::run(int64_t items, Fn fn, void* ctx) {
   if (items <= 1 || impl_->workers.empty()) {

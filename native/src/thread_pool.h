@@ -25,6 +25,12 @@ class ThreadPool {
     run(items, [](void* c, int64_t i, int t) { (*static_cast<std::remove_reference_t<F>*>(c))(i, t); }, &f);
   }
 
+  // What one of the started threads does in pieces of a few milliseconds while no run has come for kIdle; it returns
+  // whether more is left, and is asked again after the next run. A run that comes in the middle of a piece goes on without
+  // that thread until the piece is over. Setting another (or an empty one) waits for the piece under way. A pool of one
+  // thread never calls it.
+  void when_idle(std::function<bool()> piece);
+
  private:
   struct Impl;
   std::unique_ptr<Impl> impl_;

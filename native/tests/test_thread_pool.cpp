@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <stdexcept>
 #include <thread>
@@ -94,6 +95,50 @@ void test_lifetime() {
   }
 }
 
+bool soon(const std::function<bool()>& ready) {
+  for (int i = 0; i < 500 && !ready(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  return ready();
+}
+
+// Idle time is used until nothing is left, again after a run, never beside a piece of its own, and not once it is taken away.
+void test_idle_time() {
+  ThreadPool pool(3);
+  std::atomic<int> left{0}, pieces{0}, inside{0};
+  std::atomic<bool> alone{true};
+  const auto piece = [&] {
+    if (inside.fetch_add(1) != 0) alone = false;
+    const bool more = left.load() > 0;
+    if (more) left.fetch_sub(1), pieces.fetch_add(1);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    inside.fetch_sub(1);
+    return more;
+  };
+  std::this_thread::sleep_for(std::chrono::milliseconds(30));  // all have parked
+  left = 5;
+  pool.when_idle(piece);
+  CHECK(soon([&] { return pieces.load() == 5; }));
+  left = 3;
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  CHECK(pieces.load() == 5);  // it said that nothing was left; it is asked again after a run
+  check_run(pool, 9);
+  CHECK(soon([&] { return pieces.load() == 8; }));
+
+  left = 1000000;
+  check_run(pool, 9);
+  CHECK(soon([&] { return pieces.load() > 8; }));
+  for (int i = 0; i < 100; ++i) check_run(pool, 9);  // runs do not wait for idle time to end
+  pool.when_idle({});
+  CHECK(inside.load() == 0);
+  const int last = pieces.load();
+  check_run(pool, 9);
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  CHECK(pieces.load() == last);
+  CHECK(alone.load());
+
+  pool.when_idle(piece);
+  CHECK(soon([&] { return pieces.load() > last; }));  // destroyed while it is used
+}
+
 void test_flushes_denormals() {
 #if defined(__x86_64__)
   ThreadPool pool(4);
@@ -116,6 +161,7 @@ int main() {
   test_visibility();
   test_parking();
   test_lifetime();
+  test_idle_time();
   test_flushes_denormals();
   return pinnate::test::finish("thread_pool");
 }

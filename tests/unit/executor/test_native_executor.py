@@ -1,7 +1,10 @@
 """NativeExecutor as a whole: same bytes whatever the batch, pages copied in order, bad input refused before it runs."""
 
 import dataclasses
+import os
+import time
 from array import array
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -225,3 +228,31 @@ def test_describe_and_close():
 def test_a_chunk_without_samples_returns_nothing():
     result = build().execute(step(ScheduledSequence(0, 0, array("i", [1, 2]), array("i", [1]))))
     assert (result.token_ids, result.logprobs, result.scores) == ([], [], {})
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_idle_time_commits_a_bounded_part_of_the_pool():
+    spec = dataclasses.replace(SPEC, num_pages=2_000_000)
+    before = resident_bytes()
+    executor = NativeExecutor(llama_graph(), spec, dtype="bfloat16", threads=2)
+    assert executor.describe()["kv_bytes"] > 1 << 30
+    deadline = time.monotonic() + 30
+    while resident_bytes() - before < 480 << 20:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(0.3)
+    assert resident_bytes() - before < 560 << 20
+    executor.close()
+    assert resident_bytes() - before < 100 << 20
+
+
+def test_idle_time_leaves_keys_and_values_as_they_are():
+    pages = (4, 9, 2, 11, 30)
+    alone = build().logits(step(sequence(0, TOKENS, pages)))
+    executor = build(threads=2)
+    executor.logits(step(sequence(0, TOKENS[:60], pages, n=0)))
+    time.sleep(0.1)
+    np.testing.assert_array_equal(executor.logits(step(sequence(0, TOKENS[60:], pages, start=60))), alone)
