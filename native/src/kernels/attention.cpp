@@ -173,8 +173,8 @@ void update_softmax(int64_t R, int tiles, float scale, const Span* spans, float*
                     int64_t stride, int64_t columns) {
   const int even_tiles = (tiles + 1) / 2 * 2;
   const float slack = kSlack / scale;
-  alignas(64) float reference[16] = {}, difference[16] = {};
   bool rescale = false;
+  vf largest[kRows];
   for (int64_t r = 0; r < R; ++r) {
     float* row = s + r * kBlock;
     const int64_t low = spans[r].low, high = spans[r].high;
@@ -185,30 +185,33 @@ void update_softmax(int64_t R, int tiles, float scale, const Span* spans, float*
         store(row + i, select_lt(at, lo, hidden, select_lt(at, hi, load(row + i), hidden)));
       }
     }
-    vf m = load(row);
-    for (int i = kWidth; i < tiles * kTile; i += kWidth) m = max(m, load(row + i));
-    const float block = reduce_max(m), old = states.reference[r * stride];
-    reference[r] = block > old + slack ? block : old;
-    difference[r] = old - reference[r];
-    rescale |= block > old + slack;
+    largest[r] = load(row);
+    for (int i = kWidth; i < tiles * kTile; i += kWidth) largest[r] = max(largest[r], load(row + i));
+    rescale |= any_greater(largest[r], set1(states.reference[r * stride] + slack));
   }
   if (rescale) {
-    for (int i = 0; i < R; i += kWidth) store(difference + i, exp(load(difference + i) * set1(scale)));
+    alignas(64) float factor[16] = {};
     for (int64_t r = 0; r < R; ++r) {
-      states.reference[r * stride] = reference[r];
+      float& reference = states.reference[r * stride];
+      const float old = reference, block = reduce_max(largest[r]);
+      if (block > old + slack) reference = block;
+      factor[r] = old - reference;
+    }
+    for (int i = 0; i < R; i += kWidth) store(factor + i, exp(load(factor + i) * set1(scale)));
+    for (int64_t r = 0; r < R; ++r) {
       float* sums = states.sums + r * stride;
       float* out = states.out + r * stride;
-      store(sums, load(sums) * set1(difference[r]));
-      for (int64_t i = 0; i < columns; i += kWidth) store(out + i, load(out + i) * set1(difference[r]));
+      store(sums, load(sums) * set1(factor[r]));
+      for (int64_t i = 0; i < columns; i += kWidth) store(out + i, load(out + i) * set1(factor[r]));
     }
   }
-  const vf unit = weight_unit<A>(scale);
   for (int64_t r = 0; r < R; ++r) {
     const float* row = s + r * kBlock;
+    const Weights<A> weight(scale, states.reference[r * stride]);
     vf sum = load(states.sums + r * stride);
     for (int t = 0; t < even_tiles; t += 2) {
       vf w[2 * kTileVecs];
-      for (int n = 0; n < 2 * kTileVecs; ++n) w[n] = weight<A>((load(row + t * kTile + n * kWidth) - set1(reference[r])) * unit);
+      unrolled<2 * kTileVecs>(PINNATE_EACH(n) { w[n] = weight(load(row + t * kTile + n * kWidth)); });
       constexpr int64_t words = kTile / Dot<A>::kPer * Dot<A>::kWords;
       sum = store_weights<A>(w, p + r * (kBlockTiles * words) + t * words, sum);
     }

@@ -11,6 +11,21 @@ constexpr int kBlock = 128; // tokens between two updates of a row's running max
 constexpr int kBlockTiles = kBlock / kTile;
 constexpr int kTileVecs = kTile / kWidth;
 
+// f(0), ..., f(N - 1) with the index as a constant: an array that is indexed by it stays in registers. A loop that the compiler
+// unrolls does not do: it does so after it has decided what lives in memory.
+template <int I>
+struct Index {
+  constexpr operator int() const { return I; }
+};
+template <int N, int I = 0, class F>
+[[gnu::always_inline]] inline void unrolled(F&& f) {
+  if constexpr (I < N) {
+    f(Index<I>{});
+    unrolled<N, I + 1>(f);
+  }
+}
+#define PINNATE_EACH(i) [&](auto i) __attribute__((always_inline))
+
 template <Act A>
 struct Dot;
 
@@ -89,9 +104,10 @@ template <Act A, int R, int N, class F>
   for (int64_t s = 0; s < steps; ++s) {
     ahead(s * right_stride);
     typename D::Right b[N];
-    for (int n = 0; n < N; ++n) b[n] = D::load(right[n] + s * right_stride);
-    for (int r = 0; r < R; ++r)
-      for (int n = 0; n < N; ++n) acc[r][n] = D::mac(acc[r][n], b[n], left + r * left_stride + s * D::kWords);
+    unrolled<N>(PINNATE_EACH(n) { b[n] = D::load(right[n] + s * right_stride); });
+    unrolled<R>(PINNATE_EACH(r) {
+      unrolled<N>(PINNATE_EACH(n) { acc[r][n] = D::mac(acc[r][n], b[n], left + r * left_stride + s * D::kWords); });
+    });
   }
 }
 
@@ -113,8 +129,7 @@ void score_tiles(const float* q, int64_t q_stride, const unsigned char* const* t
   vf acc[R][N];
   const unsigned char* right[N];
   for (int n = 0; n < N; ++n) right[n] = tiles[n / kTileVecs] + (n % kTileVecs) * kWidth * 4;
-  for (int r = 0; r < R; ++r)
-    for (int n = 0; n < N; ++n) acc[r][n] = set1(0.0f);
+  unrolled<R>(PINNATE_EACH(r) { unrolled<N>(PINNATE_EACH(n) { acc[r][n] = set1(0.0f); }); });
   if (next) {
     multiply<A>(acc, q, q_stride, right, key_stride, steps, [=](int64_t offset) {
       for (int t = 0; t < T; ++t) __builtin_prefetch(next[t] + offset);
@@ -122,8 +137,7 @@ void score_tiles(const float* q, int64_t q_stride, const unsigned char* const* t
   } else {
     multiply<A>(acc, q, q_stride, right, key_stride, steps, kNothingAhead);
   }
-  for (int r = 0; r < R; ++r)
-    for (int n = 0; n < N; ++n) store(s + r * kBlock + n * kWidth, acc[r][n]);
+  unrolled<R>(PINNATE_EACH(r) { unrolled<N>(PINNATE_EACH(n) { store(s + r * kBlock + n * kWidth, acc[r][n]); }); });
 }
 
 // out[r][columns] += sum over the tokens of `tiles` whole tiles of p[r][token] * value[token], for N vectors of columns that
@@ -134,8 +148,7 @@ void add_tiles(const float* p, const BlockTiles& block, const BlockTiles* next, 
   using D = Dot<A>;
   constexpr int64_t p_stride = kBlock / D::kPer * D::kWords, steps = kTile / D::kPer;
   vf acc[R][N];
-  for (int r = 0; r < R; ++r)
-    for (int n = 0; n < N; ++n) acc[r][n] = load(out + r * out_stride + n * kWidth);
+  unrolled<R>(PINNATE_EACH(r) { unrolled<N>(PINNATE_EACH(n) { acc[r][n] = load(out + r * out_stride + n * kWidth); }); });
   for (int64_t t = 0; t < tiles; ++t) {
     const unsigned char* right[N];
     for (int n = 0; n < N; ++n) right[n] = block.values[t] + offset + n * kWidth * 4;
@@ -145,8 +158,7 @@ void add_tiles(const float* p, const BlockTiles& block, const BlockTiles* next, 
         for (int n = 0; n < N; n += kTileVecs) __builtin_prefetch(line + step + n * kWidth * 4);
     });
   }
-  for (int r = 0; r < R; ++r)
-    for (int n = 0; n < N; ++n) store(out + r * out_stride + n * kWidth, acc[r][n]);
+  unrolled<R>(PINNATE_EACH(r) { unrolled<N>(PINNATE_EACH(n) { store(out + r * out_stride + n * kWidth, acc[r][n]); }); });
 }
 
 // The same for the first `tokens` tokens of one tile. What lies in the slots past them is never multiplied.
@@ -158,18 +170,16 @@ void add_part_of_tile(const float* p, const unsigned char* values, int64_t value
   vf acc[R][N];
   const unsigned char* right[N];
   for (int n = 0; n < N; ++n) right[n] = values + n * kWidth * 4;
-  for (int r = 0; r < R; ++r)
-    for (int n = 0; n < N; ++n) acc[r][n] = load(out + r * out_stride + n * kWidth);
+  unrolled<R>(PINNATE_EACH(r) { unrolled<N>(PINNATE_EACH(n) { acc[r][n] = load(out + r * out_stride + n * kWidth); }); });
   multiply<A>(acc, p, p_stride, right, value_stride, tokens / D::kPer, kNothingAhead);
   if (tokens % D::kPer) {
     const int64_t s = tokens / D::kPer;
-    for (int n = 0; n < N; ++n) {
+    unrolled<N>(PINNATE_EACH(n) {
       const typename D::Right b = D::load_even(right[n] + s * value_stride);
-      for (int r = 0; r < R; ++r) acc[r][n] = D::mac(acc[r][n], b, p + r * p_stride + s * D::kWords);
-    }
+      unrolled<R>(PINNATE_EACH(r) { acc[r][n] = D::mac(acc[r][n], b, p + r * p_stride + s * D::kWords); });
+    });
   }
-  for (int r = 0; r < R; ++r)
-    for (int n = 0; n < N; ++n) store(out + r * out_stride + n * kWidth, acc[r][n]);
+  unrolled<R>(PINNATE_EACH(r) { unrolled<N>(PINNATE_EACH(n) { store(out + r * out_stride + n * kWidth, acc[r][n]); }); });
 }
 
 // ---- int8 ---------------------------------------------------------------------------------------------------------
@@ -204,22 +214,30 @@ template <Act A, int Period>
 
 // ---- softmax weights ----------------------------------------------------------------------------------------------
 
-// weight<A>(x * weight_unit<A>(scale)) = e^(x * scale) for x <= 0; exactly 1 at 0, 0 at -inf.
+// Weights<A>(scale, reference)(score) = e^((score - reference) * scale): 0 at -inf, also where the reference is -FLT_MAX.
+template <Act A>
+struct Weights {
+  vf unit, reference;
+  Weights(float scale, float relative_to) : unit(set1(scale)), reference(set1(relative_to)) {}
+  vf operator()(vf score) const { return exp((score - reference) * unit); }
+};
+
 #if defined(__AVX512BF16__) && defined(__AVX512DQ__)
-template <Act A>
-inline vf weight_unit(float scale) { return set1(A == Act::kBF16 ? scale * 1.44269504f : scale); }
-template <Act A>
-inline vf weight(vf x) {
-  if constexpr (A == Act::kF32) return exp(x);
-  // 2^x by a minimax polynomial of x - floor(x), fitted for this file: relative error 3e-6, and bf16 rounds it to 4e-3.
-  constexpr float kP[] = {1.3426685e-2f, 5.2242473e-2f, 2.412802e-1f, 6.9304484e-1f, 1.0f};
-  return _mm512_scalef_ps(polynomial(_mm512_reduce_ps(x, 0x09), kP), x);
-}
-#else
-template <Act A>
-inline vf weight_unit(float scale) { return set1(scale); }
-template <Act A>
-inline vf weight(vf x) { return exp(x); }
+// 2^x = 2^round(x) p(x - round(x)), p a minimax polynomial fitted for this file (relative error 9e-8). What rounding
+// reference * scale loses is one factor for all weights of the row. Below 2^-126 a weight is 0 as a bf16.
+template <>
+struct Weights<Act::kBF16> {
+  vf unit, offset;
+  Weights(float scale, float relative_to) : unit(set1(scale * 1.44269504f)), offset(min(set1(0.0f) - set1(relative_to) * unit, set1(FLT_MAX))) {}
+  vf operator()(vf score) const {
+    constexpr float kP[] = {1.32647273e-3f, 9.67151299e-3f, 5.55073358e-2f, 2.40222424e-1f, 6.93147004e-1f, 1.0f};
+    const vf x = max(set1(-127.0f), fma(score, unit, offset));
+    const vf t = x + set1(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+    const __m512i exponent = _mm512_slli_epi32(_mm512_castps_si512(t), 23);
+    const vf p = polynomial(x - (t - set1(12582912.0f)), kP);
+    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), exponent));
+  }
+};
 #endif
 
 // Stores the weights of two tiles as a left operand of Dot<A> and adds them, as rounded there, to the lane sums.

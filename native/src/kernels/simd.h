@@ -37,6 +37,7 @@ inline vf abs(vf a) { return _mm512_abs_ps(a); }
 inline vf select_lt(vf a, vf b, vf x, vf y) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), y, x); }
 inline float reduce_add(vf v) { return _mm512_reduce_add_ps(v); }
 inline float reduce_max(vf v) { return _mm512_reduce_max_ps(v); }
+inline bool any_greater(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ) != 0; }
 inline void store_bf16(bf16* p, vf v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(v));
 }
@@ -74,6 +75,7 @@ inline float reduce_max(vf v) {
   h = _mm_max_ps(h, _mm_movehl_ps(h, h));
   return _mm_cvtss_f32(_mm_max_ss(h, _mm_movehdup_ps(h)));
 }
+inline bool any_greater(vf a, vf b) { return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ)) != 0; }
 // v rounded to bf16 (nearest even), as floats; NaN stays NaN
 inline vf round_bf16(vf v) {
   const __m256i u = _mm256_castps_si256(v);
@@ -128,6 +130,7 @@ inline float reduce_max(vf v) {
   const float a = v[0] > v[2] ? v[0] : v[2], b = v[1] > v[3] ? v[1] : v[3];
   return a > b ? a : b;
 }
+inline bool any_greater(vf a, vf b) { return a[0] > b[0] || a[1] > b[1] || a[2] > b[2] || a[3] > b[3]; }
 inline vf round_bf16(vf v) {
   const vu u = (vu)v;
   const vu rounded = (u + ((u >> 16) & 1u) + 0x7fffu) & 0xffff0000u;
