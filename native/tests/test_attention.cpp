@@ -81,6 +81,9 @@ struct Plan {  // how the sequences are served
   uint32_t seed = 1;
   Garbage garbage = Garbage::kNumbers;
   int threads = 1;
+  std::vector<int> chunks = {};  // of each sequence; else `chunk`
+  std::vector<int> shared = {};  // leading tokens of each sequence that lie in the pages of sequence parents[i] < i
+  std::vector<size_t> parents = {};
 };
 
 int length_of(const Shape& s, const Rows& r) { return static_cast<int>(r.size()) / s.width(); }
@@ -103,8 +106,11 @@ std::vector<std::vector<unsigned char>> serve(const KernelTable& t, const Shape&
   std::iota(order.begin(), order.end(), 0);
   std::shuffle(order.begin(), order.end(), rng);
   size_t used = 0;
-  for (auto& table : tables)
-    for (int32_t& p : table) p = order[used++];
+  for (size_t i = 0; i < n; ++i)
+    for (size_t j = 0; j < tables[i].size(); ++j) {
+      const bool held = !plan.shared.empty() && static_cast<int>(j + 1) * s.page_size <= plan.shared[i];
+      tables[i][j] = held ? tables[plan.parents[i]][j] : order[used++];
+    }
 
   std::vector<unsigned char> memory(pages * page_bytes + 64);
   unsigned char* pool = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64);
@@ -121,7 +127,8 @@ std::vector<std::vector<unsigned char>> serve(const KernelTable& t, const Shape&
     std::vector<size_t> who;
     bool waiting = false;
     for (size_t i = 0; i < n; ++i) {
-      const int length = length_of(s, seqs[i]), take = std::min(plan.chunk, length - done[i]);
+      const int chunk = plan.chunks.empty() ? plan.chunk : plan.chunks[i];
+      const int length = length_of(s, seqs[i]), take = std::min(chunk, length - done[i]);
       if (step < static_cast<int>(i) * plan.stagger) { waiting = true; continue; }
       if (!take) continue;
       const auto from = seqs[i].begin() + static_cast<int64_t>(done[i]) * s.width();
@@ -346,6 +353,42 @@ void test_int8(const KernelTable& t) {
   }
 }
 
+// `length` tokens, the first `shared` of them those of `parent`.
+Rows branch(const Shape& s, const Rows& parent, int shared, int length, uint32_t seed) {
+  Rows rows = random_rows(s, length, seed);
+  std::copy(parent.begin(), parent.begin() + static_cast<int64_t>(shared) * s.width(), rows.begin());
+  return rows;
+}
+
+// Sequences whose page tables begin with the same pages, as a tree: each gives what it gives alone, in pages of its own. They
+// share up to the end of a page that may lie anywhere in a block or a span of keys; all are at their last few tokens together
+// (first the shared tokens are computed, once for each that holds them: the same numbers again, as a cache would find them).
+void test_shared_pages(const KernelTable& t) {
+  std::mt19937 rng(71);
+  const auto from = [&](int low, int high) { return low + static_cast<int>(rng() % static_cast<uint32_t>(high - low + 1)); };
+  for (Act act : {Act::kF32, Act::kBF16})
+    for (int round = 0; round < 12; ++round) {
+      Shape s = round % 3 == 0 ? Shape{9, 3, 16, act} : round % 3 == 1 ? Shape{4, 1, 8, act, 48} : Shape{2, 2, 34, act, 32};
+      s.int8 = round % 4 == 3;
+      s.window = round % 5 == 4 ? from(100, 700) : 0;
+      const size_t count = static_cast<size_t>(from(2, round % 6 == 5 ? 40 : 9));
+      std::vector<Rows> seqs{random_rows(s, from(200, 1300), 80)};
+      Plan together{1, 0, static_cast<uint32_t>(round + 1), Garbage::kNaN, 2};
+      together.shared = {0}, together.parents = {0};
+      for (size_t i = 1; i < count; ++i) {
+        const size_t parent = i < 3 ? 0 : static_cast<size_t>(from(0, static_cast<int>(i) - 1));
+        const int most = length_of(s, seqs[parent]) / s.page_size * s.page_size;
+        const int shared = (i == 1 ? most : from(0, most)) / s.page_size * s.page_size;
+        seqs.push_back(branch(s, seqs[parent], shared, shared + from(1, 300), 90 + static_cast<uint32_t>(i)));
+        together.shared.push_back(shared), together.parents.push_back(parent);
+      }
+      // All but the last rows in the first step, then those, one or a few at a time, side by side.
+      for (const Rows& rows : seqs) together.chunks.push_back(std::max(1, length_of(s, rows) - from(1, 4)));
+      const auto got = serve(t, s, seqs, together);
+      for (size_t i = 0; i < count; ++i) same(got[i], serve(t, s, {seqs[i]}, Plan{length_of(s, seqs[i])})[0], "shared pages");
+    }
+}
+
 void test_geometry(const KernelTable& t) {
   for (Act act : {Act::kF32, Act::kBF16})
     for (int d : {2, 16, 64, 80, 128}) {
@@ -368,6 +411,7 @@ void test_all(const char* name, void (*reg)(KernelTable&)) {
   test_same_bits(t);
   test_long_contexts(t);
   test_int8(t);
+  test_shared_pages(t);
 }
 
 }  // namespace

@@ -100,6 +100,7 @@ void fold(const Geometry& g, float scale, const State& total, const State& part)
 struct Scratch {
   float* q;            // [kItemRows][q_words] left operand of the scores
   int32_t* positions;  // [kItemRows]
+  int32_t* call_rows;  // [kItemRows] token * num_heads + head of each row
   float* totals;       // [kItemRows][State::floats] of the spans so far
   float* states;       // the same, of the span at hand
   float* scores;       // [kRows][kBlock]
@@ -107,7 +108,7 @@ struct Scratch {
   unsigned char* wide; // with int8: the tiles of a block in lanes, keys and then values of each
 
   static int64_t align(int64_t floats) { return (floats + 15) / 16 * 16; }
-  static int64_t row_floats(const Geometry& g) { return align(g.steps * 2) + 1 + 2 * State::floats(g); }
+  static int64_t row_floats(const Geometry& g) { return align(g.steps * 2) + 2 + 2 * State::floats(g); }
   static size_t bytes(const Geometry& g) {
     return static_cast<size_t>(kItemRows * row_floats(g) + 2 * 8 * kBlock) * 4 + 64 +
            static_cast<size_t>(kBlockTiles * wide_tile(g));
@@ -118,7 +119,8 @@ struct Scratch {
   Scratch(const Geometry& g, unsigned char* memory) {
     q = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory) + 63) & ~uintptr_t{63});
     positions = reinterpret_cast<int32_t*>(q + kItemRows * align(g.steps * 2));
-    totals = q + kItemRows * (align(g.steps * 2) + 1);
+    call_rows = positions + kItemRows;
+    totals = q + kItemRows * (align(g.steps * 2) + 2);
     states = totals + kItemRows * State::floats(g);
     scores = states + kItemRows * State::floats(g);
     weights = scores + 8 * kBlock;
@@ -129,17 +131,19 @@ struct Scratch {
 size_t attention_scratch(const AttentionArgs& a) { return Scratch::bytes(Geometry(a.kv)); }
 
 size_t attention_shared(const AttentionArgs& a) {
-  Cut cut = choose_cut(a);
-  cut_blocks(a, cut, State::floats(Geometry(a.kv)), nullptr);
+  const Order order = arrange(a, static_cast<int32_t*>(__builtin_alloca(Order::ints(a) * 4)));
+  Cut cut = choose_cut(a, order);
+  cut_blocks(a, order, cut, State::floats(Geometry(a.kv)), nullptr, nullptr);
   return static_cast<size_t>(Shared::bytes(cut));
 }
 
 int64_t attention_begin(const AttentionArgs& a) {
-  Cut cut = choose_cut(a);
+  const Order order = arrange(a, static_cast<int32_t*>(__builtin_alloca(Order::ints(a) * 4)));
+  Cut cut = choose_cut(a, order);
   const int64_t state_floats = State::floats(Geometry(a.kv));
-  cut_blocks(a, cut, state_floats, nullptr);
+  cut_blocks(a, order, cut, state_floats, nullptr, nullptr);
   const Shared shared = Shared::make(a, cut);
-  cut_blocks(a, cut, state_floats, shared.items);
+  cut_blocks(a, order, cut, state_floats, shared.items, shared.members);
   memset(shared.counters, 0, static_cast<size_t>(cut.blocks) * 4);
   memcpy(Shared::base(a), &shared, sizeof shared);
   return cut.items;
@@ -234,33 +238,25 @@ struct ItemRun {
   const Geometry g;
   const Shared shared;
   const Item item;
+  const Member* const members;
   const Scratch m;
   const int64_t group, q_words, stride;   // stride: floats between states
   const int64_t key_stride, value_stride;  // of lanes
 
   ItemRun(const AttentionArgs& args, const Shared& all, int64_t which, unsigned char* memory)
-      : a(args), g(args.kv), shared(all), item(all.items[which]), m(g, memory), group(group_size(args)),
+      : a(args), g(args.kv), shared(all), item(all.items[which]), members(all.members + item.first_member), m(g, memory), group(group_size(args)),
         q_words(g.steps * Dot<A>::kWords), stride(State::floats(g)),
         key_stride(a.kv.int8 ? kTile * 4 : g.key_stride), value_stride(g.columns * 4) {}
 
   int64_t position(int64_t r) const { return m.positions[r]; }
   int64_t first_key(int64_t r) const { return first_visible(a, position(r)); }
 
-  int64_t call_row(int64_t r) const {  // row r as token * num_heads + head
-    const int64_t at = item.first + r;
-    return (a.seq_starts[item.seq] + at / group) * a.num_heads + item.head * group + at % group;
-  }
-
   // States of all rows of the item: in the scratch, or of one of the block's spans in the shared memory.
   float* stored(int64_t span) const { return shared.states + item.states + span * item.rows * stride; }
   State state(float* states, int64_t r) const { return State::at(g, states + r * stride); }
 
   void run() const {
-    const int64_t start = first_position(a, item.seq);
-    for (int64_t r = 0; r < item.rows; ++r) {
-      m.positions[r] = static_cast<int32_t>(start + (item.first + r) / group);
-      load_query<A>(a, call_row(r), m.q + r * q_words);
-    }
+    for (int64_t i = 0; i < item.members; ++i) load_member(members[i]);
     memset(m.scores, 0, kRows * kBlock * 4);
     if (item.parts > 1) {
       for (int64_t i = 0; i < item.spans; ++i) run_span(item.first_span + i, stored(item.first_span - item.block_span + i));
@@ -274,13 +270,23 @@ struct ItemRun {
     for (int64_t r = 0; r < item.rows; ++r) write_row(r, state(m.totals, r));
   }
 
+  void load_member(const Member& member) const {
+    for (int64_t i = 0; i < member.rows; ++i) {
+      const int64_t at = member.first + i, r = member.row + i, token = at / group;
+      m.positions[r] = static_cast<int32_t>(first_position(a, member.seq) + token);
+      m.call_rows[r] = static_cast<int32_t>((a.seq_starts[member.seq] + token) * a.num_heads + item.head * group + at % group);
+      load_query<A>(a, m.call_rows[r], m.q + r * q_words);
+    }
+  }
+
+  int64_t low_key(const Member& member) const { return first_key(member.row); }
+  int64_t end_key(const Member& member) const { return position(member.row + member.rows - 1) + 1; }
+
   void run_span(int64_t span, float* states) const {
     memset(states, 0, static_cast<size_t>(item.rows * stride) * 4);
     // finite, so that "masked minus reference" is -inf and never NaN
     for (int64_t r = 0; r < item.rows; ++r) *state(states, r).reference = -FLT_MAX;
-    const int64_t start = span * kSpan, low = first_key(0), high = position(item.rows - 1) + 1;
-    const int64_t end = high < start + kSpan ? high : start + kSpan;
-    run_blocks((low > start ? low : start) / kBlock * kBlock, end, states);
+    run_blocks(span * kSpan, states);
   }
 
   // The part that finishes last writes the rows.
@@ -293,36 +299,58 @@ struct ItemRun {
     }
   }
 
-  // The tiles of the block at `start` that hold keys some row sees; returns how many.
-  int find_tiles(int64_t start, BlockTiles& block) const {
-    const int64_t end = position(item.rows - 1) + 1;
-    const int32_t* pages = a.page_indices + a.page_offsets[item.seq];
-    int t = 0;
-    for (; t < kBlockTiles && start + t * kTile < end; ++t) {
-      const int64_t token = start + t * kTile, offset = token % a.kv.page_size;
-      const unsigned char* base = a.pool + pages[token / a.kv.page_size] * g.page + item.head * g.head;
-      block.keys[t] = base + offset * g.lane;
-      block.values[t] = base + g.keys + offset / g.per * g.value_stride;
-    }
-    return t;
+  // Neighbouring members that read the same keys at `start`, and the tiles of those that some row sees.
+  struct Run {
+    int64_t start;         // a multiple of kBlock
+    int64_t member, last;  // [member, last)
+    int tiles;
+    BlockTiles block;
+  };
+
+  // Finds the run that starts at member run.last or follows it, in the blocks from run.start to `end`: block by block, so that
+  // what members share is read once. False, with no tiles, where there is none.
+  bool find_run(int64_t end, Run& run) const {
+    run.tiles = 0;
+    for (; run.start < end; run.start += kBlock, run.last = 0)
+      for (int64_t i = run.last; i < item.members; ++i) {
+        if (end_key(members[i]) <= run.start || low_key(members[i]) >= run.start + kBlock) continue;
+        run.member = i++;
+        while (i < item.members && members[i].common >= run.start + kBlock) ++i;
+        run.last = i;
+        find_tiles(run);
+        return true;
+      }
+    return false;
   }
 
-  void run_blocks(int64_t start, int64_t end, float* states) const {
-    BlockTiles block = {}, next = {};
-    int tiles = find_tiles(start, block);
-    for (; start < end; start += kBlock, block = next) {
-      const int next_tiles = find_tiles(start + kBlock, next);
-      BlockTiles fetch = next;
-      for (int t = next_tiles; t < kBlockTiles; ++t) {  // nothing to fetch there: point at what is at hand
-        fetch.keys[t] = block.keys[t < tiles ? t : 0];
-        fetch.values[t] = block.values[t < tiles ? t : 0];
+  void find_tiles(Run& run) const {
+    const Member& member = members[run.member];
+    const int32_t* pages = a.page_indices + a.page_offsets[member.seq];
+    for (; run.tiles < kBlockTiles && run.start + run.tiles * kTile < end_key(member); ++run.tiles) {
+      const int64_t token = run.start + run.tiles * kTile, offset = token % a.kv.page_size;
+      const unsigned char* base = a.pool + pages[token / a.kv.page_size] * g.page + item.head * g.head;
+      run.block.keys[run.tiles] = base + offset * g.lane;
+      run.block.values[run.tiles] = base + g.keys + offset / g.per * g.value_stride;
+    }
+  }
+
+  void run_blocks(int64_t start, float* states) const {  // of the span at `start`
+    const int64_t item_end = (item.first_span + item.spans) * kSpan;
+    Run run = {start, 0, 0, 0, {}};
+    for (bool more = find_run(item_end, run); more && run.start < start + kSpan;) {
+      Run next = run;
+      more = find_run(item_end, next);
+      BlockTiles fetch = next.block;
+      for (int t = next.tiles; t < kBlockTiles; ++t) {  // nothing to fetch there: point at what is at hand
+        fetch.keys[t] = run.block.keys[t < run.tiles ? t : 0];
+        fetch.values[t] = run.block.values[t < run.tiles ? t : 0];
       }
       if (a.kv.int8) {
-        run_block(widen(block, tiles, fetch, start), nullptr, start, states);
+        run_block(run, widen(run.block, run.tiles, fetch, run.start), nullptr, states);
       } else {
-        run_block(block, next_tiles ? &fetch : nullptr, start, states);
+        run_block(run, run.block, more ? &fetch : nullptr, states);
       }
-      tiles = next_tiles;
+      run = next;
     }
   }
 
@@ -354,12 +382,19 @@ struct ItemRun {
     return wide;
   }
 
-  void run_block(const BlockTiles& block, const BlockTiles* next, int64_t start, float* states) const {
-    for (int64_t r = 0; r < item.rows; r += kRows) {
-      const int64_t rows = item.rows - r < kRows ? item.rows - r : kRows;
-      const int64_t high = position(r + rows - 1) + 1 - start;
-      if (high <= 0 || first_key(r) >= start + kBlock) continue;
-      run_rows(block, r == 0 ? next : nullptr, start, r, rows, high < kBlock ? high : kBlock, state(states, r));
+  // `block`: the keys of the run in lanes.
+  void run_block(const Run& run, const BlockTiles& block, const BlockTiles* next, float* states) const {
+    const int64_t first = members[run.member].row, end = members[run.last - 1].row + members[run.last - 1].rows;
+    for (int64_t r = first; r < end; r += kRows) {
+      const int64_t rows = end - r < kRows ? end - r : kRows;
+      int64_t low = kBlock, high = 0;  // what some row sees
+      for (int64_t i = r; i < r + rows; ++i) {
+        const int64_t from = first_key(i) - run.start, to = position(i) + 1 - run.start;
+        low = from < low ? from : low;
+        high = to > high ? to : high;
+      }
+      if (high <= 0 || low >= kBlock) continue;
+      run_rows(block, r == first ? next : nullptr, run.start, r, rows, high < kBlock ? high : kBlock, state(states, r));
     }
   }
 
@@ -403,7 +438,7 @@ struct ItemRun {
     const vf sum = set1(reduce_add(load(state.sums)));
     // + 0 turns -0 into +0: whether masked zeros were added to a zero must not show
     for (int64_t i = 0; i < g.columns; i += kWidth) store(state.out + i, load(state.out + i) / sum + set1(0.0f));
-    const int64_t row = call_row(r), at = row / a.num_heads * a.ldo + row % a.num_heads * a.kv.head_dim;
+    const int64_t row = m.call_rows[r], at = row / a.num_heads * a.ldo + row % a.num_heads * a.kv.head_dim;
     store_act_row(state.out, static_cast<unsigned char*>(a.out) + static_cast<size_t>(at) * act_bytes(A), A, a.kv.head_dim);
   }
 };
