@@ -74,7 +74,7 @@ void measure(const KernelTable& t, const Case& c, int threads, int repeats, cons
   std::shuffle(indices.begin(), indices.end(), rng);
   const size_t held = static_cast<size_t>(c.shared) / 16, each = static_cast<size_t>(c.seqs / c.groups);
   for (size_t s = 0; s < static_cast<size_t>(c.seqs); ++s)
-    std::copy_n(indices.begin() + static_cast<int64_t>(s / each * each * per_seq), held, indices.begin() + static_cast<int64_t>(s * per_seq));
+    std::copy_n(&indices[s / each * each * per_seq], held, &indices[s * per_seq]);
   const int64_t width = int64_t{c.heads} * c.head_dim, tokens = int64_t{c.seqs} * c.rows;
   std::vector<unsigned char> q(tokens * width * act_bytes(c.act)), out(q.size());
   for (size_t i = 0; i + 2 <= q.size(); i += 2) {
@@ -145,8 +145,10 @@ std::vector<Case> model_cases() {
         for (int n : {128, 512, 2048, 8192})
           cases.push_back({model + " decode " + std::to_string(batch) + " x " + std::to_string(n), batch, 1, n, m.heads, m.kv_heads,
                            m.head_dim, Act::kBF16, int8});
-      cases.push_back({model + " decode 8 x 8 sharing 400 of 450", 64, 1, 450, m.heads, m.kv_heads, m.head_dim, Act::kBF16, int8, 400, 8});
-      cases.push_back({model + " decode 16 sharing 1500 of 1600", 16, 1, 1600, m.heads, m.kv_heads, m.head_dim, Act::kBF16, int8, 1500});
+      cases.push_back({model + " decode 8 x 8 sharing 400 of 450", 64, 1, 450, m.heads, m.kv_heads, m.head_dim, Act::kBF16, int8,
+                       400, 8});
+      cases.push_back({model + " decode 16 sharing 1500 of 1600", 16, 1, 1600, m.heads, m.kv_heads, m.head_dim, Act::kBF16, int8,
+                       1500});
     }
   return cases;
 }

@@ -4,7 +4,7 @@
 // kBlock, in order, fp32 maximum and sum; anew for each span of kSpan keys, whose results are folded in order, so that the
 // spans of a long context can go to several threads. Determinism: a masked score is -inf and gives weight +0, which leaves the
 // maximum and the sums as they were, as folding in a span without keys does; so a row's bits do not depend on how far its
-// neighbours in the block of rows reach.
+// neighbours in the block of rows reach, nor on which rows these are: those of other sequences where pages are shared.
 #include <cfloat>
 #include <cmath>
 
@@ -244,8 +244,8 @@ struct ItemRun {
   const int64_t key_stride, value_stride;  // of lanes
 
   ItemRun(const AttentionArgs& args, const Shared& all, int64_t which, unsigned char* memory)
-      : a(args), g(args.kv), shared(all), item(all.items[which]), members(all.members + item.first_member), m(g, memory), group(group_size(args)),
-        q_words(g.steps * Dot<A>::kWords), stride(State::floats(g)),
+      : a(args), g(args.kv), shared(all), item(all.items[which]), members(all.members + item.first_member), m(g, memory),
+        group(group_size(args)), q_words(g.steps * Dot<A>::kWords), stride(State::floats(g)),
         key_stride(a.kv.int8 ? kTile * 4 : g.key_stride), value_stride(g.columns * 4) {}
 
   int64_t position(int64_t r) const { return m.positions[r]; }
