@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <new>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 
@@ -14,7 +15,7 @@ namespace pinnate {
 namespace {
 
 constexpr int64_t kRowBlock = 192;  // rows of x that stay in a core's L2 next to a panel
-constexpr int64_t kMinRows = 12;    // fewer rows a tile would stream weights from L3 for too little work
+constexpr int64_t kMinRows = 6;     // fewer rows a tile would stream weights from L3 for too little work
 constexpr size_t kHuge = size_t{2} << 20;
 constexpr int64_t kStreamRows = 12;         // up to this many rows, reading the weights takes longer than the arithmetic
 constexpr int64_t kStreamBytes = 512 << 10;  // of weights read by one thread in a row
@@ -45,13 +46,20 @@ Block block_of(TensorType type) {
   refuse("unknown storage type " + std::to_string(static_cast<int>(type)));
 }
 
-// Number of row blocks: enough that the threads end together, none so thin that it waits for weights.
-int64_t row_blocks(int64_t m, int64_t panels, int64_t threads) {
-  int64_t blocks = ceil_div(m, kRowBlock);
-  const int64_t most = std::max<int64_t>(blocks, m / kMinRows);
-  // The last round of items leaves up to threads - 1 of them idle: keep that under an eighth of the whole.
-  while (blocks < most && ceil_div(blocks * panels, threads) * threads * 8 > blocks * panels * 9) ++blocks;
-  return blocks;
+// How the rows and panels of a product become items. Every thread gets as many whole ones (a block of rows times a panel);
+// what is left over, fewer than there are threads, is cut by rows so that the threads end together.
+struct Cut {
+  int64_t panels, blocks;  // block outermost: a block of x stays in L2 while the panels stream by
+  int64_t whole;           // items that are one block and one panel
+  int64_t pieces;          // into which each of the others is cut
+
+  int64_t items() const { return whole + (blocks * panels - whole) * pieces; }
+};
+
+Cut cut(int64_t m, int64_t panels, int64_t threads) {
+  const int64_t blocks = ceil_div(m, kRowBlock), rest = blocks * panels % threads;
+  const int64_t even = rest == 0 ? 1 : threads / std::gcd(rest, threads);
+  return {panels, blocks, blocks * panels - rest, std::min(even, std::max<int64_t>(1, m / blocks / kMinRows))};
 }
 
 }  // namespace
@@ -138,11 +146,12 @@ void gemm(const KernelTable& kernels, ThreadPool& pool, const GemmArgs& args) {
     return;
   }
   a.ahead = pool.threads();  // panels are handed out in turn
-  const int64_t blocks = row_blocks(a.m, panels, pool.threads());
-  // Row blocks outermost: a block of x stays in L2 while the panels stream by.
-  pool.parallel_for(panels * blocks, [&](int64_t item, int) {
-    const int64_t block = item / panels, panel = item % panels;
-    tile(a, a.m * block / blocks, a.m * (block + 1) / blocks, panel);
+  const Cut c = cut(a.m, panels, pool.threads());
+  pool.parallel_for(c.items(), [&](int64_t item, int) {
+    const int64_t unit = item < c.whole ? item : c.whole + (item - c.whole) / c.pieces;
+    const int64_t piece = item < c.whole ? 0 : (item - c.whole) % c.pieces, pieces = item < c.whole ? 1 : c.pieces;
+    const int64_t block = unit / panels, m0 = a.m * block / c.blocks, rows = a.m * (block + 1) / c.blocks - m0;
+    tile(a, m0 + rows * piece / pieces, m0 + rows * (piece + 1) / pieces, unit % panels);
   });
 }
 
