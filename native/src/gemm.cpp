@@ -3,6 +3,7 @@
 #include "gemm.h"
 
 #include <algorithm>
+#include <atomic>
 #include <new>
 #include <numeric>
 #include <stdexcept>
@@ -18,8 +19,10 @@ constexpr int64_t kRowBlock = 192;  // rows of x that stay in a core's L2 next t
 constexpr int64_t kMinRows = 6;     // fewer rows a tile would stream weights from L3 for too little work
 constexpr size_t kHuge = size_t{2} << 20;
 constexpr int64_t kStreamRows = 12;         // up to this many rows, reading the weights takes longer than the arithmetic
+constexpr int64_t kMinStreamRows = 2;        // of a piece of such a product
 constexpr int64_t kStreamBytes = 512 << 10;  // of weights read by one thread in a row
-constexpr int64_t kQuantizeEach = 16384;  // elements of x; fewer are quantised before another thread has woken
+constexpr int64_t kFetchFirst = 16 << 10;  // of weights, by each thread while the rows are quantised
+constexpr int64_t kQuantizeEach = 4096;    // elements of x; fewer are quantised before another thread has woken
 constexpr size_t kArenaBlock = size_t{64} << 20;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -118,9 +121,48 @@ void unpack_rows(const KernelTable& kernels, const PackedWeight& w, const int32_
 
 // Items of a product of few rows, which is bound by reading weights: runs of adjacent panels, long enough to read at the
 // memory's speed, in a number that the threads share evenly.
-int64_t streams(const PackedWeight& w, int64_t threads) {
-  const int64_t each = std::max<int64_t>(1, kStreamBytes / w.panel_bytes);
-  return std::min(w.panels, threads * std::max<int64_t>(1, w.panels / (threads * each)));
+int64_t streams(int64_t panels, int64_t panel_bytes, int64_t threads) {
+  const int64_t each = std::max<int64_t>(1, kStreamBytes / panel_bytes);
+  return std::min(panels, threads * std::max<int64_t>(1, panels / (threads * each)));
+}
+
+void fetch(const unsigned char* p, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
+}
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+// A product of few rows. The thread that takes the first item quantises the rows, while the weights' first bytes are on
+// their way; items are handed out in order, so it has begun before any other waits for it.
+void gemm_stream(const KernelTable& kernels, ThreadPool& pool, GemmArgs a, bool quantize) {
+  const PackedWeight& w = *a.w;
+  const auto tile = w.format == WeightFormat::kAct ? kernels.gemm_tile : kernels.quant_tile;
+  const int64_t threads = pool.threads();
+  // Panels that the threads cannot share evenly are cut by rows.
+  const int64_t rest = a.m >= threads * kMinStreamRows ? w.panels % threads : 0, pieces = threads / std::gcd(rest, threads);
+  const int64_t panels = w.panels - rest, runs = streams(panels, w.panel_bytes, threads);
+  std::atomic<bool> ready{!quantize};
+  a.ahead = 1;
+  pool.parallel_for(runs + rest * pieces, [&](int64_t item, int) {
+    const bool whole = item < runs;
+    const int64_t begin = whole ? panels * item / runs : panels + (item - runs) / pieces;
+    const int64_t end = whole ? panels * (item + 1) / runs : begin + 1;
+    const int64_t piece = whole ? 0 : (item - runs) % pieces, m0 = whole ? 0 : a.m * piece / pieces;
+    const int64_t m1 = whole ? a.m : a.m * (piece + 1) / pieces;
+    if (!ready.load(std::memory_order_acquire)) {
+      fetch(w.data + begin * w.panel_bytes, std::min(kFetchFirst, w.panel_bytes));
+      if (item == 0) {
+        kernels.quantize_rows(a, 0, a.m);
+        ready.store(true, std::memory_order_release);
+      }
+      while (!ready.load(std::memory_order_acquire)) pause();
+    }
+    for (int64_t panel = begin; panel < end; ++panel) tile(a, m0, m1, panel);
+  });
 }
 
 void gemm(const KernelTable& kernels, ThreadPool& pool, const GemmArgs& args) {
@@ -128,23 +170,13 @@ void gemm(const KernelTable& kernels, ThreadPool& pool, const GemmArgs& args) {
   const int64_t panels = a.w->panels;
   const bool quantized = a.w->format != WeightFormat::kAct;
   const auto tile = quantized ? kernels.quant_tile : kernels.gemm_tile;
-  if (quantized) {
-    const int64_t items = std::clamp<int64_t>(a.m * a.w->k / kQuantizeEach, 1, std::min(a.m, pool.threads() * int64_t{4}));
-    if (items == 1) kernels.quantize_rows(a, 0, a.m);
-    else
-      pool.parallel_for(items, [&](int64_t item, int) {
-        kernels.quantize_rows(a, a.m * item / items, a.m * (item + 1) / items);
-      });
-  }
-  if (a.m <= kStreamRows) {
-    const int64_t items = streams(*a.w, pool.threads());
-    a.ahead = 1;
-    pool.parallel_for(items, [&](int64_t item, int) {
-      for (int64_t panel = panels * item / items; panel < panels * (item + 1) / items; ++panel)
-        tile(a, 0, a.m, panel);
+  const int64_t parts = std::clamp<int64_t>(a.m * a.w->k / kQuantizeEach, 1, std::min(a.m, pool.threads() * int64_t{4}));
+  const bool streamed = a.m <= kStreamRows;
+  if (quantized && (parts > 1 || !streamed))
+    pool.parallel_for(parts, [&](int64_t part, int) {
+      kernels.quantize_rows(a, a.m * part / parts, a.m * (part + 1) / parts);
     });
-    return;
-  }
+  if (streamed) return gemm_stream(kernels, pool, a, quantized && parts == 1);
   a.ahead = pool.threads();  // panels are handed out in turn
   const Cut c = cut(a.m, panels, pool.threads());
   pool.parallel_for(c.items(), [&](int64_t item, int) {

@@ -32,6 +32,7 @@ struct Slice {
 
 #if defined(__AVX512BF16__)
 constexpr int64_t kBlock[2] = {128, 2048};  // k of a block, by Act: 256 KiB of bf16 panel stay in L2, R rows of x in L1
+constexpr int64_t kStreamBlock[2] = {128, 256};  // where two groups read a stream
 
 PINNATE_INLINE __m512bh bits_bh(__m512i v) { return (__m512bh)v; }
 
@@ -71,6 +72,7 @@ constexpr int kVectors = 4;
 
 #else
 constexpr int64_t kBlock[2] = {128, 1024};  // R rows of x as floats in L1 (bf16 rows are widened first)
+constexpr int64_t kStreamBlock[2] = {128, 1024};
 
 // 16 registers: at most 12 accumulators, and enough of them to hide the latency of a multiply-add.
 template <int R>
@@ -185,14 +187,18 @@ void micro_rows(int64_t rows, const GemmArgs& a, const Slice& s, int64_t row, in
 void gemm_tile(const GemmArgs& a, int64_t m0, int64_t m1, int64_t panel) {
   const PackedWeight& w = *a.w;
   const unsigned char* data = w.data + panel * w.panel_bytes;
-  const int64_t block = kBlock[static_cast<int>(w.act)], row_size = w.act == Act::kF32 ? 256 : 128;  // bytes for one k
-  const bool whole = w.k <= block;
+  const int act = static_cast<int>(w.act);
+  const int64_t row_size = w.act == Act::kF32 ? 256 : 128;  // bytes for one k
   alignas(64) float sums[kChunkRows * kPanel];
   for (int64_t chunk = m0; chunk < m1; chunk += kChunkRows) {
     const int64_t rows = min64(kChunkRows, m1 - chunk), groups = (rows + kRows - 1) / kRows;
     // Where there are rows enough to keep this core computing, two to four groups fetch the next panel into L2 meanwhile.
-    const bool prefetch = groups >= 2 && a.ahead > 0 && panel + a.ahead < w.panels;
+    // Two groups that go through all panels fetch what lies next in memory, slice by slice.
+    const bool stream = groups == 2 && a.ahead == 1;
+    const bool prefetch = stream || (groups >= 2 && a.ahead > 0 && panel + a.ahead < w.panels);
     const int64_t lines = !prefetch ? 0 : groups == 2 ? 2 : 1, fetchers = groups == 2 ? 2 : 4;
+    const int64_t block = stream ? kStreamBlock[act] : kBlock[act];
+    const bool whole = w.k <= block;
     for (int64_t k0 = 0; k0 < w.k; k0 += block) {
       const int64_t length = min64(block, w.k - k0);
       Slice s{data + k0 * row_size, length, k0 == 0, nullptr, 0};
@@ -200,7 +206,7 @@ void gemm_tile(const GemmArgs& a, int64_t m0, int64_t m1, int64_t panel) {
         const int64_t r0 = rows * g / groups, count = rows * (g + 1) / groups - r0;
         float* c = sums + (whole ? 0 : r0 * kPanel);
         s.lines = g < fetchers ? lines : 0;
-        s.ahead = s.b + a.ahead * w.panel_bytes + g * lines * (length / 2) * 64;
+        s.ahead = s.b + (stream ? length * row_size : a.ahead * w.panel_bytes) + g * lines * (length / 2) * 64;
         micro_rows(count, a, s, chunk + r0, k0, c);
         if (s.first && whole) finish(a, chunk + r0, count, panel, c);
       }
