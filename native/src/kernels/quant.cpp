@@ -26,7 +26,7 @@ constexpr int64_t kChunkRows = 96;                   // rows whose sums rest in 
 constexpr int64_t kSliceBlocks = 20;                 // blocks of k: half a panel of them stays in L1 while row groups pass
 constexpr int64_t kStreamBlocks = 96;                // the same in L2, for two row groups
 constexpr int64_t kFetchers = 4;                     // row groups that fetch parts of the next panel
-constexpr int64_t kAheadBlocks = 6;                  // how far ahead a single row group fetches
+constexpr int64_t kAheadBlocks = 3;                  // how far ahead a single row fetches
 
 // Of a block of half a panel: its weights, and with them the scales (int4: and minima).
 constexpr int64_t data_bytes(WeightFormat f) { return kQuantBlock * kHalf / (f == WeightFormat::kInt8 ? 1 : 2); }
@@ -153,12 +153,14 @@ void add_slice(const GemmArgs& a, int64_t chunk, int64_t rows, int64_t panel, in
   for (int64_t half = 0; half < 2; ++half) {
     const unsigned char* packed = w.data + panel * w.panel_bytes + half * (w.panel_bytes / 2) + b0 * unit;
     Slice s{packed, blocks, b0 == 0, x, ldx, nullptr, 0};
-    // One group reads a stream and fetches what is a little ahead in it. Several share fetching what comes next, which would
-    // wait for memory while only the first of them computes: with two, which go through all panels, that is what lies next in
-    // memory; with more, the next panel of this thread. Beyond the last panel there is probably the next product's weight.
+    // One row reads a stream and fetches what is a little ahead in it (two to one group gain nothing by that). Several groups
+    // share fetching what comes next, which would wait for memory while only the first of them computes: with two, which go
+    // through all panels, that is what lies next in memory; with more, the next panel of this thread. Beyond the last panel
+    // there is probably the next product's weight.
     const int64_t fetchers = min64(groups, kFetchers), next = groups == 2 && a.ahead == 1 ? blocks * unit : a.ahead * w.panel_bytes;
     const int64_t ahead = groups == 1 ? kAheadBlocks * unit : next;
-    const bool fetch = a.ahead > 0 && (a.ahead == 1 || packed + ahead < w.data + w.panels * w.panel_bytes);
+    const bool fetch = a.ahead > 0 && (rows == 1 || groups > 1) &&
+                       (a.ahead == 1 || packed + ahead < w.data + w.panels * w.panel_bytes);
     const int64_t lines = (unit / 64 + fetchers - 1) / fetchers;
     for (int64_t g = 0; g < groups; ++g) {  // groups of nearly equal size: no thin one at the end
       const int64_t r0 = rows * g / groups, count = rows * (g + 1) / groups - r0;
