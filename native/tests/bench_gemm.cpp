@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -95,12 +96,14 @@ double run_product(const KernelTable& kt, ThreadPool& pool, const Product& p, in
   const auto begin = Clock::now();
   const int64_t block = p.kind == kHead ? kHeadRows : m, ldo = p.w.swiglu ? p.w.n / 2 : p.w.n;
   for (int64_t r = 0; r < m; r += block)
-    gemm(kt, pool, {b.x.data(), p.w.k, std::min(block, m - r), &p.w, nullptr, p.epilogue, b.out.get(), ldo, b.scratch.get()});
+    gemm(kt, pool,
+         {b.x.data(), p.w.k, std::min(block, m - r), &p.w, nullptr, p.epilogue, b.out.get(), ldo, b.scratch.get()});
   return ms_since(begin);
 }
 
 // Medians of the times of each kind of product in a step, and of the whole.
-std::vector<double> time_step(const KernelTable& kt, ThreadPool& pool, const Step& step, int64_t m, int repeats, Buffers& b) {
+std::vector<double> time_step(const KernelTable& kt, ThreadPool& pool, const Step& step, int64_t m, int repeats,
+                              Buffers& b) {
   std::vector<std::vector<double>> times(kKinds + 1);
   const auto begin = Clock::now();
   for (int i = 0; i <= repeats && (i < 4 || ms_since(begin) < kBudget); ++i) {
@@ -127,7 +130,8 @@ struct Run {
 
 void report(const Run& run, const Model& model, const std::string& format, int64_t m, const Step& step,
             const std::vector<double>& ms) {
-  const double peak = format == "bf16" ? run.peaks.bf16_gflops : format == "f32" ? run.peaks.f32_gflops : run.peaks.int8_gops;
+  const double floats = format == "bf16" ? run.peaks.bf16_gflops : run.peaks.f32_gflops;
+  const double peak = format == "bf16" || format == "f32" ? floats : run.peaks.int8_gops;
   std::vector<double> operations(kKinds + 1, 0.0), bytes(kKinds + 1, 0.0);
   for (const Product& p : step.products)
     for (const int k : {static_cast<int>(p.kind), static_cast<int>(kKinds)}) {
@@ -145,10 +149,11 @@ void report(const Run& run, const Model& model, const std::string& format, int64
                 model.name, run.kt.isa, run.threads, format.c_str(), static_cast<long>(m), kKindNames[k], ms[k],
                 operations[k] / ms[k] / 1e6, bytes[k] / ms[k] / 1e6, peak, run.peaks.read_gbs, share(k));
   }
+  std::fflush(stdout);
   if (run.json) return;
-  std::printf("%s %s m %4ld  %9.3f ms  %7.1f GOP/s  %5.1f GB/s of weights  share %.2f  (", model.name, format.c_str(),
-              static_cast<long>(m), ms[kKinds], operations[kKinds] / ms[kKinds] / 1e6, bytes[kKinds] / ms[kKinds] / 1e6,
-              share(kKinds));
+  std::printf("%s %s m %4ld  %9.3f ms  %7.1f GOP/s  %5.1f GB/s of weights  share %.2f  (", model.name,
+              format.c_str(), static_cast<long>(m), ms[kKinds], operations[kKinds] / ms[kKinds] / 1e6,
+              bytes[kKinds] / ms[kKinds] / 1e6, share(kKinds));
   for (size_t k = 0; k < kKinds; ++k)
     if (operations[k] > 0) std::printf("%s%s %.2f", k == 0 ? "" : ", ", kKindNames[k], share(k));
   std::printf(")\n");
@@ -173,7 +178,9 @@ void bench(const Run& run, const Model& model, const std::string& name, const st
   for (const int64_t m : rows) report(run, model, name, m, step, time_step(run.kt, pool, step, m, run.repeats, b));
 }
 
-bool holds(const std::string& list, const std::string& word) { return ("," + list + ",").find("," + word + ",") != std::string::npos; }
+bool holds(const std::string& list, const std::string& word) {
+  return ("," + list + ",").find("," + word + ",") != std::string::npos;
+}
 
 }  // namespace
 
@@ -189,8 +196,8 @@ int main(int argc, char** argv) {
   }
   const auto at = [&](size_t i, const std::string& otherwise) { return i < plain.size() ? plain[i] : otherwise; };
   std::vector<int64_t> rows;
-  for (size_t from = 0; from < rows_text.size(); from = rows_text.find(',', from) == std::string::npos ? rows_text.size() : rows_text.find(',', from) + 1)
-    rows.push_back(std::max(1L, std::atol(rows_text.c_str() + from)));
+  std::stringstream list(rows_text);
+  for (std::string row; std::getline(list, row, ',');) rows.push_back(std::max(1L, std::atol(row.c_str())));
   const int threads = std::atoi(at(1, "2").c_str());
   KernelTable kt = gemm_kernels(at(0, cpu_info().isas.front()));
   add_quant_kernels(kt);
