@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <atomic>
 #include <new>
-#include <numeric>
 #include <stdexcept>
 #include <string>
 
@@ -49,6 +48,13 @@ Block block_of(TensorType type) {
   refuse("unknown storage type " + std::to_string(static_cast<int>(type)));
 }
 
+// Into how many pieces `rest` items are cut so that the threads end within a sixteenth of that work; at most `most`.
+int64_t pieces_of(int64_t rest, int64_t threads, int64_t most) {
+  int64_t pieces = 1;
+  while (pieces < most && ceil_div(rest * pieces, threads) * threads * 16 > rest * pieces * 17) ++pieces;
+  return pieces;
+}
+
 // How the rows and panels of a product become items. Every thread gets as many whole ones (a block of rows times a panel);
 // what is left over, fewer than there are threads, is cut by rows so that the threads end together.
 struct Cut {
@@ -61,8 +67,7 @@ struct Cut {
 
 Cut cut(int64_t m, int64_t panels, int64_t threads) {
   const int64_t blocks = ceil_div(m, kRowBlock), rest = blocks * panels % threads;
-  const int64_t even = rest == 0 ? 1 : threads / std::gcd(rest, threads);
-  return {panels, blocks, blocks * panels - rest, std::min(even, std::max<int64_t>(1, m / blocks / kMinRows))};
+  return {panels, blocks, blocks * panels - rest, pieces_of(rest, threads, m / blocks / kMinRows)};
 }
 
 }  // namespace
@@ -136,16 +141,17 @@ void pause() {
 #endif
 }
 
-// A product of few rows. The thread that takes the first item quantises the rows, while the weights' first bytes are on
-// their way; items are handed out in order, so it has begun before any other waits for it.
+// A product of few rows. The first thread to take an item quantises the rows while the weights' first bytes are on their
+// way; the others fetch theirs and wait for it.
 void gemm_stream(const KernelTable& kernels, ThreadPool& pool, GemmArgs a, bool quantize) {
   const PackedWeight& w = *a.w;
   const auto tile = w.format == WeightFormat::kAct ? kernels.gemm_tile : kernels.quant_tile;
   const int64_t threads = pool.threads();
   // Panels that the threads cannot share evenly are cut by rows.
-  const int64_t rest = a.m >= threads * kMinStreamRows ? w.panels % threads : 0, pieces = threads / std::gcd(rest, threads);
+  const int64_t rest = a.m >= threads * kMinStreamRows ? w.panels % threads : 0;
+  const int64_t pieces = pieces_of(rest, threads, a.m / kMinStreamRows);
   const int64_t panels = w.panels - rest, runs = streams(panels, w.panel_bytes, threads);
-  std::atomic<bool> ready{!quantize};
+  std::atomic<bool> begun{!quantize}, ready{!quantize};
   a.ahead = 1;
   pool.parallel_for(runs + rest * pieces, [&](int64_t item, int) {
     const bool whole = item < runs;
@@ -155,7 +161,7 @@ void gemm_stream(const KernelTable& kernels, ThreadPool& pool, GemmArgs a, bool 
     const int64_t m1 = whole ? a.m : a.m * (piece + 1) / pieces;
     if (!ready.load(std::memory_order_acquire)) {
       fetch(w.data + begin * w.panel_bytes, std::min(kFetchFirst, w.panel_bytes));
-      if (item == 0) {
+      if (!begun.exchange(true)) {
         kernels.quantize_rows(a, 0, a.m);
         ready.store(true, std::memory_order_release);
       }
