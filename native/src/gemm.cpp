@@ -3,6 +3,7 @@
 #include "gemm.h"
 
 #include <algorithm>
+#include <atomic>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -14,11 +15,13 @@ namespace pinnate {
 namespace {
 
 constexpr int64_t kRowBlock = 192;  // rows of x that stay in a core's L2 next to a panel
-constexpr int64_t kMinRows = 12;    // fewer rows a tile would stream weights from L3 for too little work
+constexpr int64_t kMinRows = 6;     // fewer rows a tile would stream weights from L3 for too little work
 constexpr size_t kHuge = size_t{2} << 20;
 constexpr int64_t kStreamRows = 12;         // up to this many rows, reading the weights takes longer than the arithmetic
+constexpr int64_t kMinStreamRows = 4;        // of a piece of such a product
 constexpr int64_t kStreamBytes = 512 << 10;  // of weights read by one thread in a row
-constexpr int64_t kQuantizeEach = 16384;  // elements of x; fewer are quantised before another thread has woken
+constexpr int64_t kFetchFirst = 16 << 10;  // of weights, by each thread while the rows are quantised
+constexpr int64_t kQuantizeEach = 4096;    // elements of x; fewer are quantised before another thread has woken
 constexpr size_t kArenaBlock = size_t{64} << 20;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -45,13 +48,26 @@ Block block_of(TensorType type) {
   refuse("unknown storage type " + std::to_string(static_cast<int>(type)));
 }
 
-// Number of row blocks: enough that the threads end together, none so thin that it waits for weights.
-int64_t row_blocks(int64_t m, int64_t panels, int64_t threads) {
-  int64_t blocks = ceil_div(m, kRowBlock);
-  const int64_t most = std::max<int64_t>(blocks, m / kMinRows);
-  // The last round of items leaves up to threads - 1 of them idle: keep that under an eighth of the whole.
-  while (blocks < most && ceil_div(blocks * panels, threads) * threads * 8 > blocks * panels * 9) ++blocks;
-  return blocks;
+// Into how many pieces `rest` items are cut so that the threads end within a sixteenth of that work; at most `most`.
+int64_t pieces_of(int64_t rest, int64_t threads, int64_t most) {
+  int64_t pieces = 1;
+  while (pieces < most && ceil_div(rest * pieces, threads) * threads * 16 > rest * pieces * 17) ++pieces;
+  return pieces;
+}
+
+// How the rows and panels of a product become items. Every thread gets as many whole ones (a block of rows times a panel);
+// what is left over, fewer than there are threads, is cut by rows so that the threads end together.
+struct Cut {
+  int64_t panels, blocks;  // block outermost: a block of x stays in L2 while the panels stream by
+  int64_t whole;           // items that are one block and one panel
+  int64_t pieces;          // into which each of the others is cut
+
+  int64_t items() const { return whole + (blocks * panels - whole) * pieces; }
+};
+
+Cut cut(int64_t m, int64_t panels, int64_t threads) {
+  const int64_t blocks = ceil_div(m, kRowBlock), rest = blocks * panels % threads;
+  return {panels, blocks, blocks * panels - rest, pieces_of(rest, threads, m / blocks / kMinRows)};
 }
 
 }  // namespace
@@ -110,9 +126,49 @@ void unpack_rows(const KernelTable& kernels, const PackedWeight& w, const int32_
 
 // Items of a product of few rows, which is bound by reading weights: runs of adjacent panels, long enough to read at the
 // memory's speed, in a number that the threads share evenly.
-int64_t streams(const PackedWeight& w, int64_t threads) {
-  const int64_t each = std::max<int64_t>(1, kStreamBytes / w.panel_bytes);
-  return std::min(w.panels, threads * std::max<int64_t>(1, w.panels / (threads * each)));
+int64_t streams(int64_t panels, int64_t panel_bytes, int64_t threads) {
+  const int64_t each = std::max<int64_t>(1, kStreamBytes / panel_bytes);
+  return std::min(panels, threads * std::max<int64_t>(1, panels / (threads * each)));
+}
+
+void fetch(const unsigned char* p, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
+}
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+// A product of few rows. The first thread to take an item quantises the rows while the weights' first bytes are on their
+// way; the others fetch theirs and wait for it.
+void gemm_stream(const KernelTable& kernels, ThreadPool& pool, GemmArgs a, bool quantize) {
+  const PackedWeight& w = *a.w;
+  const auto tile = w.format == WeightFormat::kAct ? kernels.gemm_tile : kernels.quant_tile;
+  const int64_t threads = pool.threads();
+  // Panels that the threads cannot share evenly are cut by rows.
+  const int64_t rest = a.m >= threads * kMinStreamRows ? w.panels % threads : 0;
+  const int64_t pieces = pieces_of(rest, threads, a.m / kMinStreamRows);
+  const int64_t panels = w.panels - rest, runs = streams(panels, w.panel_bytes, threads);
+  std::atomic<bool> begun{!quantize}, ready{!quantize};
+  a.ahead = 1;
+  pool.parallel_for(runs + rest * pieces, [&](int64_t item, int) {
+    const bool whole = item < runs;
+    const int64_t begin = whole ? panels * item / runs : panels + (item - runs) / pieces;
+    const int64_t end = whole ? panels * (item + 1) / runs : begin + 1;
+    const int64_t piece = whole ? 0 : (item - runs) % pieces, m0 = whole ? 0 : a.m * piece / pieces;
+    const int64_t m1 = whole ? a.m : a.m * (piece + 1) / pieces;
+    if (!ready.load(std::memory_order_acquire)) {
+      fetch(w.data + begin * w.panel_bytes, std::min(kFetchFirst, w.panel_bytes));
+      if (!begun.exchange(true)) {
+        kernels.quantize_rows(a, 0, a.m);
+        ready.store(true, std::memory_order_release);
+      }
+      while (!ready.load(std::memory_order_acquire)) pause();
+    }
+    for (int64_t panel = begin; panel < end; ++panel) tile(a, m0, m1, panel);
+  });
 }
 
 void gemm(const KernelTable& kernels, ThreadPool& pool, const GemmArgs& args) {
@@ -120,29 +176,20 @@ void gemm(const KernelTable& kernels, ThreadPool& pool, const GemmArgs& args) {
   const int64_t panels = a.w->panels;
   const bool quantized = a.w->format != WeightFormat::kAct;
   const auto tile = quantized ? kernels.quant_tile : kernels.gemm_tile;
-  if (quantized) {
-    const int64_t items = std::clamp<int64_t>(a.m * a.w->k / kQuantizeEach, 1, std::min(a.m, pool.threads() * int64_t{4}));
-    if (items == 1) kernels.quantize_rows(a, 0, a.m);
-    else
-      pool.parallel_for(items, [&](int64_t item, int) {
-        kernels.quantize_rows(a, a.m * item / items, a.m * (item + 1) / items);
-      });
-  }
-  if (a.m <= kStreamRows) {
-    const int64_t items = streams(*a.w, pool.threads());
-    a.ahead = 1;
-    pool.parallel_for(items, [&](int64_t item, int) {
-      for (int64_t panel = panels * item / items; panel < panels * (item + 1) / items; ++panel)
-        tile(a, 0, a.m, panel);
+  const int64_t parts = std::clamp<int64_t>(a.m * a.w->k / kQuantizeEach, 1, std::min(a.m, pool.threads() * int64_t{4}));
+  const bool streamed = a.m <= kStreamRows;
+  if (quantized && (parts > 1 || !streamed))
+    pool.parallel_for(parts, [&](int64_t part, int) {
+      kernels.quantize_rows(a, a.m * part / parts, a.m * (part + 1) / parts);
     });
-    return;
-  }
+  if (streamed) return gemm_stream(kernels, pool, a, quantized && parts == 1);
   a.ahead = pool.threads();  // panels are handed out in turn
-  const int64_t blocks = row_blocks(a.m, panels, pool.threads());
-  // Row blocks outermost: a block of x stays in L2 while the panels stream by.
-  pool.parallel_for(panels * blocks, [&](int64_t item, int) {
-    const int64_t block = item / panels, panel = item % panels;
-    tile(a, a.m * block / blocks, a.m * (block + 1) / blocks, panel);
+  const Cut c = cut(a.m, panels, pool.threads());
+  pool.parallel_for(c.items(), [&](int64_t item, int) {
+    const int64_t unit = item < c.whole ? item : c.whole + (item - c.whole) / c.pieces;
+    const int64_t piece = item < c.whole ? 0 : (item - c.whole) % c.pieces, pieces = item < c.whole ? 1 : c.pieces;
+    const int64_t block = unit / panels, m0 = a.m * block / c.blocks, rows = a.m * (block + 1) / c.blocks - m0;
+    tile(a, m0 + rows * piece / pieces, m0 + rows * (piece + 1) / pieces, unit % panels);
   });
 }
 

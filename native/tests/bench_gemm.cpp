@@ -1,10 +1,16 @@
-// Times all matrix products of one step of SmolLM2-135M, by number of rows. Not a test: prints, asserts nothing.
-// Usage: bench_gemm [isa] [threads] [repeats] [formats, of bf16,f32,int8,int4]
+// Times the matrix products of one step of a model, by number of rows, against the machine's limits measured in the same
+// run. Not a test: prints, asserts nothing.
+//
+// Usage: bench_gemm [isa] [threads] [repeats] [formats, of bf16,f32,int8,int4] [--models default,1b,8b] [--rows 1,2,...]
+//        [--json]
+// One line for each model, format and number of rows; with --json one JSON object a line for each product, too ("step" is
+// all of them together). The limit of a product is max(operations / peak, bytes of packed weights / read speed); `share`
+// is how much of it is reached. Products are interleaved as in a step, so that none finds its weights in a cache.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -20,8 +26,30 @@ using Clock = std::chrono::steady_clock;
 
 double ms_since(Clock::time_point t) { return std::chrono::duration<double, std::milli>(Clock::now() - t).count(); }
 
-struct Layer {
-  PackedWeight qkv, o, gate_up, down;
+// Few layers stand for many where they are larger than the caches. The head runs on blocks of rows, as in the engine.
+struct Model {
+  const char* name;
+  int64_t hidden, inner, qkv, heads, vocab;  // `heads`: columns of all query heads; vocab 0: no head
+  int layers;
+};
+constexpr Model kModels[] = {{"default", 576, 1536, 960, 576, 49152, 30},
+                             {"1b", 2048, 8192, 3072, 2048, 128256, 2},
+                             {"8b", 4096, 14336, 6144, 4096, 0, 1}};
+constexpr int64_t kHeadRows = 256;
+constexpr double kBudget = 3000;  // ms for one line, once three repeats are done
+
+enum Kind { kQkv, kO, kGateUp, kDown, kHead, kKinds };
+constexpr const char* kKindNames[] = {"qkv", "o", "gate_up", "down", "head", "step"};
+
+struct Product {
+  Kind kind;
+  Epilogue epilogue;
+  PackedWeight w;
+};
+
+struct Step {
+  WeightArena arena;
+  std::vector<Product> products;
 };
 
 struct Source {
@@ -43,97 +71,143 @@ Source random_source(TensorType type, int64_t rows, int64_t cols) {
   return s;
 }
 
-struct Step {
-  WeightArena arena;
-  std::vector<Layer> layers;
-  PackedWeight vocab;
+void pack_step(const KernelTable& kt, ThreadPool& pool, const Model& m, Act act, WeightFormat format, Step& step) {
+  const auto add = [&](Kind kind, Epilogue e, TensorType type, int64_t n, int64_t k) {
+    const bool swiglu = kind == kGateUp;
+    const Source source = random_source(type, n, k);
+    const SourceMatrix both[2] = {source.matrix, source.matrix};
+    step.products.push_back({kind, e, pack(kt, pool, step.arena, both, swiglu ? 2 : 1, act, swiglu, format)});
+  };
+  for (int i = 0; i < m.layers; ++i) {
+    add(kQkv, Epilogue::kStoreF32, TensorType::kQ4_1, m.qkv, m.hidden);
+    add(kO, Epilogue::kAddF32, TensorType::kQ4_1, m.hidden, m.heads);
+    add(kGateUp, Epilogue::kSwiGLUAct, TensorType::kQ4_1, m.inner, m.hidden);
+    add(kDown, Epilogue::kAddF32, TensorType::kQ4_1, m.hidden, m.inner);
+  }
+  if (m.vocab > 0) add(kHead, Epilogue::kStoreF32, TensorType::kQ8_0, m.vocab, m.hidden);
+}
+
+struct Buffers {
+  std::vector<bf16> x;  // read as f32 too: room for both
+  AlignedBuffer out, scratch;
 };
 
-constexpr int64_t kHidden = 576, kInner = 1536, kQkv = 960, kVocab = 49152, kMaxRows = 512;
-
-Step pack_model(const KernelTable& kt, ThreadPool& pool, Act act, WeightFormat format) {
-  const auto q41 = TensorType::kQ4_1;
-  const Source q = random_source(q41, 576, kHidden), kv = random_source(q41, 192, kHidden);
-  const Source o = random_source(q41, kHidden, 576), gate = random_source(q41, kInner, kHidden);
-  const Source down = random_source(q41, kHidden, kInner), vocab = random_source(TensorType::kQ8_0, kVocab, kHidden);
-  const SourceMatrix qkv[3] = {q.matrix, kv.matrix, kv.matrix}, gate_up[2] = {gate.matrix, gate.matrix};
+double run_product(const KernelTable& kt, ThreadPool& pool, const Product& p, int64_t m, Buffers& b) {
   const auto begin = Clock::now();
-  Step s;
-  for (int i = 0; i < 30; ++i) {
-    Layer l;
-    l.qkv = pack(kt, pool, s.arena, qkv, 3, act, false, format);
-    l.o = pack(kt, pool, s.arena, &o.matrix, 1, act, false, format);
-    l.gate_up = pack(kt, pool, s.arena, gate_up, 2, act, true, format);
-    l.down = pack(kt, pool, s.arena, &down.matrix, 1, act, false, format);
-    s.layers.push_back(std::move(l));
-  }
-  s.vocab = pack(kt, pool, s.arena, &vocab.matrix, 1, act, false, format);
-  std::printf("packed in %.0f ms\n", ms_since(begin));
-  return s;
+  const int64_t block = p.kind == kHead ? kHeadRows : m, ldo = p.w.swiglu ? p.w.n / 2 : p.w.n;
+  for (int64_t r = 0; r < m; r += block)
+    gemm(kt, pool,
+         {b.x.data(), p.w.k, std::min(block, m - r), &p.w, nullptr, p.epilogue, b.out.get(), ldo, b.scratch.get()});
+  return ms_since(begin);
 }
 
-void run_step(const KernelTable& kt, ThreadPool& pool, const Step& s, int64_t m, const void* x, void* out,
-              unsigned char* scratch) {
-  auto call = [&](const PackedWeight& w, int64_t ldx, Epilogue e, int64_t ldo) {
-    gemm(kt, pool, {x, ldx, m, &w, nullptr, e, out, ldo, scratch});
+// Medians of the times of each kind of product in a step, and of the whole.
+std::vector<double> time_step(const KernelTable& kt, ThreadPool& pool, const Step& step, int64_t m, int repeats,
+                              Buffers& b) {
+  std::vector<std::vector<double>> times(kKinds + 1);
+  const auto begin = Clock::now();
+  for (int i = 0; i <= repeats && (i < 4 || ms_since(begin) < kBudget); ++i) {
+    std::vector<double> sum(kKinds + 1, 0.0);
+    const auto start = Clock::now();
+    for (const Product& p : step.products) sum[p.kind] += run_product(kt, pool, p, m, b);
+    sum[kKinds] = ms_since(start);
+    for (size_t k = 0; k <= kKinds && i > 0; ++k) times[k].push_back(sum[k]);
+  }
+  std::vector<double> medians;
+  for (auto& t : times) {
+    std::sort(t.begin(), t.end());
+    medians.push_back(t[t.size() / 2]);
+  }
+  return medians;
+}
+
+struct Run {
+  const KernelTable& kt;
+  int threads, repeats;
+  Peaks peaks;
+  bool json;
+};
+
+void report(const Run& run, const Model& model, const std::string& format, int64_t m, const Step& step,
+            const std::vector<double>& ms) {
+  const double floats = format == "bf16" ? run.peaks.bf16_gflops : run.peaks.f32_gflops;
+  const double peak = format == "bf16" || format == "f32" ? floats : run.peaks.int8_gops;
+  std::vector<double> operations(kKinds + 1, 0.0), bytes(kKinds + 1, 0.0);
+  for (const Product& p : step.products)
+    for (const int k : {static_cast<int>(p.kind), static_cast<int>(kKinds)}) {
+      operations[static_cast<size_t>(k)] += 2.0 * static_cast<double>(p.w.n * p.w.k * m);
+      bytes[static_cast<size_t>(k)] += static_cast<double>(p.w.panels * p.w.panel_bytes);
+    }
+  const auto share = [&](size_t k) {
+    const double computing = peak > 0 ? operations[k] / peak / 1e6 : 0;
+    return std::max(computing, bytes[k] / run.peaks.read_gbs / 1e6) / ms[k];
   };
-  for (const Layer& l : s.layers) {
-    call(l.qkv, kHidden, Epilogue::kStoreF32, kQkv);
-    call(l.o, kHidden, Epilogue::kAddF32, kHidden);
-    call(l.gate_up, kHidden, Epilogue::kSwiGLUAct, kInner);
-    call(l.down, kInner, Epilogue::kAddF32, kHidden);
+  for (size_t k = 0; run.json && k <= kKinds; ++k) {
+    if (operations[k] == 0) continue;
+    std::printf("{\"model\":\"%s\",\"isa\":\"%s\",\"threads\":%d,\"format\":\"%s\",\"m\":%ld,\"product\":\"%s\",\"ms\":%.4f,"
+                "\"gops\":%.1f,\"weights_gbs\":%.2f,\"peak_gops\":%.1f,\"peak_gbs\":%.2f,\"share\":%.3f}\n",
+                model.name, run.kt.isa, run.threads, format.c_str(), static_cast<long>(m), kKindNames[k], ms[k],
+                operations[k] / ms[k] / 1e6, bytes[k] / ms[k] / 1e6, peak, run.peaks.read_gbs, share(k));
   }
-  call(s.vocab, kHidden, Epilogue::kStoreF32, kVocab);
+  std::fflush(stdout);
+  if (run.json) return;
+  std::printf("%s %s m %4ld  %9.3f ms  %7.1f GOP/s  %5.1f GB/s of weights  share %.2f  (", model.name,
+              format.c_str(), static_cast<long>(m), ms[kKinds], operations[kKinds] / ms[kKinds] / 1e6,
+              bytes[kKinds] / ms[kKinds] / 1e6, share(kKinds));
+  for (size_t k = 0; k < kKinds; ++k)
+    if (operations[k] > 0) std::printf("%s%s %.2f", k == 0 ? "" : ", ", kKindNames[k], share(k));
+  std::printf(")\n");
+  std::fflush(stdout);
 }
 
-int64_t packed_bytes(const Step& s) {
-  const auto bytes = [](const PackedWeight& w) { return w.panels * w.panel_bytes; };
-  int64_t sum = bytes(s.vocab);
-  for (const Layer& l : s.layers) sum += bytes(l.qkv) + bytes(l.o) + bytes(l.gate_up) + bytes(l.down);
-  return sum;
-}
-
-void bench(const KernelTable& kt, int threads, const std::string& name, int repeats) {
+void bench(const Run& run, const Model& model, const std::string& name, const std::vector<int64_t>& rows) {
   const Act act = name == "f32" ? Act::kF32 : Act::kBF16;
   const WeightFormat format = name == "int8"   ? WeightFormat::kInt8
                               : name == "int4" ? WeightFormat::kInt4
                                                : WeightFormat::kAct;
-  std::printf("%s %s, %d threads\n", kt.isa, name.c_str(), threads);
-  ThreadPool pool(threads);
-  const Step step = pack_model(kt, pool, act, format);
-  double weights = static_cast<double>(kVocab * kHidden);
-  weights += 30.0 * static_cast<double>(kHidden * (kQkv + kHidden + 3 * kInner));
-  const AlignedBuffer scratch = allocate_aligned(static_cast<size_t>(kMaxRows * quantized_row_bytes(kInner)));
-  std::vector<float> x(static_cast<size_t>(kMaxRows * kInner), 0.0f), out(static_cast<size_t>(kMaxRows * kVocab));
-  for (const int64_t m : {1, 2, 4, 8, 12, 16, 32, 64, 128, 512}) {
-    std::vector<double> times;
-    for (int i = 0; i <= (m > 64 ? std::min(repeats, 7) : repeats); ++i) {
-      std::fill(out.begin(), out.begin() + kMaxRows * kInner, 0.0f);
-      const auto begin = Clock::now();
-      run_step(kt, pool, step, m, x.data(), out.data(), scratch.get());
-      if (i > 0) times.push_back(ms_since(begin));
-    }
-    std::sort(times.begin(), times.end());
-    const double ms = times[times.size() / 2];
-    std::printf("m %4ld  median %8.2f ms  best %8.2f ms  %7.1f GOP/s  %5.1f GB/s of weights\n", static_cast<long>(m), ms,
-                times[0], 2 * weights * static_cast<double>(m) / ms / 1e6,
-                static_cast<double>(packed_bytes(step)) / ms / 1e6);
-  }
+  ThreadPool pool(run.threads);
+  Step step;
+  pack_step(run.kt, pool, model, act, format, step);
+  const int64_t most = *std::max_element(rows.begin(), rows.end()), widest = std::max(model.inner, model.qkv);
+  const int64_t floats = std::max(most * widest, std::min(most, kHeadRows) * model.vocab);
+  Buffers b{{}, allocate_aligned(static_cast<size_t>(floats) * 4),
+            allocate_aligned(static_cast<size_t>(most * quantized_row_bytes(widest)))};
+  b.x.resize(static_cast<size_t>(most * widest) * 2);
+  for (size_t i = 0; i < b.x.size(); ++i) b.x[i] = static_cast<bf16>(0x3c00 + i * 7919 % 512 + (i % 3 == 0 ? 0x8000 : 0));
+  std::fill_n(reinterpret_cast<float*>(b.out.get()), floats, 0.0f);
+  for (const int64_t m : rows) report(run, model, name, m, step, time_step(run.kt, pool, step, m, run.repeats, b));
+}
+
+bool holds(const std::string& list, const std::string& word) {
+  return ("," + list + ",").find("," + word + ",") != std::string::npos;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::string isa = argc > 1 ? argv[1] : cpu_info().isas.front();
-  const int threads = argc > 2 ? std::atoi(argv[2]) : 2, repeats = argc > 3 ? std::atoi(argv[3]) : 21;
-  KernelTable kt = gemm_kernels(isa);
+  std::vector<std::string> plain;
+  std::string models = "default", rows_text = "1,2,4,8,12,16,32,64,128,512";
+  bool json = false;
+  for (int i = 1; i < argc; ++i) {
+    const std::string arg = argv[i];
+    if (arg == "--json") json = true;
+    else if ((arg == "--models" || arg == "--rows") && i + 1 < argc) (arg == "--models" ? models : rows_text) = argv[++i];
+    else plain.push_back(arg);
+  }
+  const auto at = [&](size_t i, const std::string& otherwise) { return i < plain.size() ? plain[i] : otherwise; };
+  std::vector<int64_t> rows;
+  std::stringstream list(rows_text);
+  for (std::string row; std::getline(list, row, ',');) rows.push_back(std::max(1L, std::atol(row.c_str())));
+  const int threads = std::atoi(at(1, "2").c_str());
+  KernelTable kt = gemm_kernels(at(0, cpu_info().isas.front()));
   add_quant_kernels(kt);
   add_peak_kernels(kt);
-  const Peaks peaks = measure_peaks(kt, threads, 1.0);
-  std::printf("peaks: bf16 %.0f GFLOP/s, f32 %.0f GFLOP/s, int8 %.0f GOP/s, read %.1f GB/s\n", peaks.bf16_gflops,
-              peaks.f32_gflops, peaks.int8_gops, peaks.read_gbs);
-  const std::string formats = argc > 4 ? argv[4] : "bf16,int8,int4";
-  for (const char* name : {"bf16", "f32", "int8", "int4"})
-    if (formats.find(name) != std::string::npos) bench(kt, threads, name, repeats);
+  const Run run{kt, threads, std::atoi(at(2, "21").c_str()), measure_peaks(kt, threads, 1.0), json};
+  if (!json)
+    std::printf("peaks: bf16 %.0f GFLOP/s, f32 %.0f GFLOP/s, int8 %.0f GOP/s, read %.1f GB/s\n", run.peaks.bf16_gflops,
+                run.peaks.f32_gflops, run.peaks.int8_gops, run.peaks.read_gbs);
+  for (const Model& model : kModels)
+    for (const char* name : {"bf16", "f32", "int8", "int4"})
+      if (holds(models, model.name) && holds(at(3, "bf16,int8,int4"), name)) bench(run, model, name, rows);
   return 0;
 }

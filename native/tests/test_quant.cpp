@@ -317,8 +317,8 @@ void test_special_rows(const KernelTable& kt) {
 
 // Each row of a batch is bitwise what it is alone, for every m, cut into tiles in any way, on any number of threads.
 void test_determinism(const KernelTable& kt, WeightFormat format, Act act, int64_t k, bool swiglu) {
-  const int64_t n = 150, rows = 75;
-  ThreadPool one(1), two(2), three(3);
+  const int64_t n = 150, rows = 401;
+  ThreadPool one(1), two(2), four(4);  // panels that they share evenly, not evenly, and fewer than threads
   const Weights a = random_weights(TensorType::kF32, n, k, rng()), b = random_weights(TensorType::kF32, n, k, rng());
   const SourceMatrix sources[2] = {a.matrix, b.matrix};
   WeightArena arena;
@@ -332,8 +332,8 @@ void test_determinism(const KernelTable& kt, WeightFormat format, Act act, int64
     gemm(kt, one, {x.row(r), x.ldx, 1, &packed, nullptr, e, &alone[static_cast<size_t>(r) * row_size], n, scratch.get()});
   const auto same = [&](int64_t m) { return std::equal(batch.begin(), batch.begin() + m * static_cast<int64_t>(row_size), alone.begin()); };
   bool equal = true;
-  for (int64_t m = 1; m <= rows; m += m < 30 ? 1 : 9)
-    for (ThreadPool* pool : {&one, &two, &three}) {
+  for (int64_t m = 1; m <= rows; m += m < 30 ? 1 : m < 75 ? 9 : 163)
+    for (ThreadPool* pool : {&one, &two, &four}) {
       std::fill(batch.begin(), batch.end(), static_cast<unsigned char>(0xee));
       gemm(kt, *pool, {x.row(0), x.ldx, m, &packed, nullptr, e, batch.data(), n, scratch.get()});
       equal = equal && same(m);

@@ -24,17 +24,19 @@ struct Slice {
   const unsigned char* b;  // first packed row of the block
   int64_t k;               // its length
   bool first;              // starts from zero, else goes on from c
-  const unsigned char* ahead;  // a micro kernel of 4 or more rows prefetches a line of this for each pair of k
+  const unsigned char* ahead;  // a micro kernel of 3 or more rows fetches `lines` (0 to 2) of this into L2 for each pair of k
+  int64_t lines;
 };
 
 // ---- micro kernels: c [R][64] (+)= x [R, k] * panel -----------------------------------------------------------------
 
 #if defined(__AVX512BF16__)
 constexpr int64_t kBlock[2] = {128, 2048};  // k of a block, by Act: 256 KiB of bf16 panel stay in L2, R rows of x in L1
+constexpr int64_t kStreamBlock[2] = {128, 256};  // where two groups read a stream
 
 PINNATE_INLINE __m512bh bits_bh(__m512i v) { return (__m512bh)v; }
 
-template <int R>
+template <int R, int Lines>
 void micro_bf16(const Slice& s, const bf16* x, int64_t ldx, float* c) {
   vf acc[R][4];
   for (int r = 0; r < R; ++r)
@@ -44,7 +46,7 @@ void micro_bf16(const Slice& s, const bf16* x, int64_t ldx, float* c) {
   auto step = [&](auto broadcast) __attribute__((always_inline)) {
     __m512i w[4];
     for (int v = 0; v < 4; ++v) w[v] = _mm512_loadu_si512(b + v * 64);
-    if (R >= 4) _mm_prefetch(reinterpret_cast<const char*>(ahead), _MM_HINT_T1), ahead += 64;
+    for (int line = 0; line < Lines; ++line, ahead += 64) _mm_prefetch(reinterpret_cast<const char*>(ahead), _MM_HINT_T1);
     for (int r = 0; r < R; ++r) {
       const __m512bh a = bits_bh(_mm512_set1_epi32(broadcast(r)));
       for (int v = 0; v < 4; ++v) acc[r][v] = _mm512_dpbf16_ps(acc[r][v], a, bits_bh(w[v]));
@@ -70,6 +72,7 @@ constexpr int kVectors = 4;
 
 #else
 constexpr int64_t kBlock[2] = {128, 1024};  // R rows of x as floats in L1 (bf16 rows are widened first)
+constexpr int64_t kStreamBlock[2] = {128, 1024};
 
 // 16 registers: at most 12 accumulators, and enough of them to hide the latency of a multiply-add.
 template <int R>
@@ -156,7 +159,11 @@ void micro(const GemmArgs& a, const Slice& s, int64_t row, int64_t k0, float* c)
   }
   const bf16* x = static_cast<const bf16*>(a.x) + row * a.ldx + k0;
 #if defined(__AVX512BF16__)
-  micro_bf16<R>(s, x, a.ldx, c);
+  if constexpr (R >= 3) {
+    if (s.lines == 2) return micro_bf16<R, 2>(s, x, a.ldx, c);
+    if (s.lines == 1) return micro_bf16<R, 1>(s, x, a.ldx, c);
+  }
+  micro_bf16<R, 0>(s, x, a.ldx, c);
 #else
   alignas(64) float wide[R * kBlock[1]];
   widen(x, a.ldx, R, s.k, wide);
@@ -180,20 +187,26 @@ void micro_rows(int64_t rows, const GemmArgs& a, const Slice& s, int64_t row, in
 void gemm_tile(const GemmArgs& a, int64_t m0, int64_t m1, int64_t panel) {
   const PackedWeight& w = *a.w;
   const unsigned char* data = w.data + panel * w.panel_bytes;
-  const int64_t block = kBlock[static_cast<int>(w.act)], row_size = w.act == Act::kF32 ? 256 : 128;  // bytes for one k
-  const bool whole = w.k <= block;
+  const int act = static_cast<int>(w.act);
+  const int64_t row_size = w.act == Act::kF32 ? 256 : 128;  // bytes for one k
   alignas(64) float sums[kChunkRows * kPanel];
   for (int64_t chunk = m0; chunk < m1; chunk += kChunkRows) {
     const int64_t rows = min64(kChunkRows, m1 - chunk), groups = (rows + kRows - 1) / kRows;
-    // Where there are rows enough to keep this core computing, four groups fetch the next panel into L2 meanwhile.
-    const bool prefetch = groups >= 3 && a.ahead > 0 && panel + a.ahead < w.panels;
+    // Where there are rows enough to keep this core computing, two to four groups fetch the next panel into L2 meanwhile.
+    // Two groups that go through all panels fetch what lies next in memory, slice by slice.
+    const bool stream = groups == 2 && a.ahead == 1;
+    const bool prefetch = stream || (groups >= 2 && a.ahead > 0 && panel + a.ahead < w.panels);
+    const int64_t lines = !prefetch ? 0 : groups == 2 ? 2 : 1, fetchers = groups == 2 ? 2 : 4;
+    const int64_t block = stream ? kStreamBlock[act] : kBlock[act];
+    const bool whole = w.k <= block;
     for (int64_t k0 = 0; k0 < w.k; k0 += block) {
       const int64_t length = min64(block, w.k - k0);
-      Slice s{data + k0 * row_size, length, k0 == 0, nullptr};
+      Slice s{data + k0 * row_size, length, k0 == 0, nullptr, 0};
       for (int64_t g = 0; g < groups; ++g) {  // groups of nearly equal size: no thin one at the end
         const int64_t r0 = rows * g / groups, count = rows * (g + 1) / groups - r0;
         float* c = sums + (whole ? 0 : r0 * kPanel);
-        s.ahead = prefetch && g < 4 ? s.b + a.ahead * w.panel_bytes + g * (length / 2) * 64 : s.b;
+        s.lines = g < fetchers ? lines : 0;
+        s.ahead = s.b + (stream ? length * row_size : a.ahead * w.panel_bytes) + g * lines * (length / 2) * 64;
         micro_rows(count, a, s, chunk + r0, k0, c);
         if (s.first && whole) finish(a, chunk + r0, count, panel, c);
       }
