@@ -367,7 +367,7 @@ void test_shared_pages(const KernelTable& t) {
   std::mt19937 rng(71);
   const auto from = [&](int low, int high) { return low + static_cast<int>(rng() % static_cast<uint32_t>(high - low + 1)); };
   for (Act act : {Act::kF32, Act::kBF16})
-    for (int round = 0; round < 12; ++round) {
+    for (int round = 0; round < 6; ++round) {
       Shape s = round % 3 == 0 ? Shape{9, 3, 16, act} : round % 3 == 1 ? Shape{4, 1, 8, act, 48} : Shape{2, 2, 34, act, 32};
       s.int8 = round % 4 == 3;
       s.window = round % 5 == 4 ? from(100, 700) : 0;
