@@ -12,7 +12,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pinnate.core.config import EXECUTORS, KV_CACHE_DTYPES, POLICIES, QUANTIZATIONS, EngineConfig, read_environment
+from pinnate.core.config import (
+    EVICTION_POLICIES,
+    EXECUTORS,
+    KV_CACHE_DTYPES,
+    POLICIES,
+    QUANTIZATIONS,
+    EngineConfig,
+    read_environment,
+)
 from pinnate.core.errors import ConfigError
 from pinnate.core.sampling import SamplingParams
 from pinnate.weights.resolve import resolve_model
@@ -90,6 +98,15 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--enable-prefix-caching", action="store_const", const=True, default=argparse.SUPPRESS, help=argparse.SUPPRESS
     )
+    add_flag(
+        group, "--eviction-policy", aliases=["--radix-eviction-policy"], choices=EVICTION_POLICIES,
+        help="which cached prefix goes first: lru; lfu: fewest hits; slru: never hit, then lru; "
+        "priority: of the least urgent requests, then lru",
+    )  # fmt: skip
+    add_flag(
+        group, "--pin-quota", type=float, metavar="SHARE",
+        help="of the KV pool that POST /pin_prefix may keep cached, 0 to 0.9 (default: 0, no pinning)",
+    )  # fmt: skip
     group = parser.add_argument_group("scheduling")
     add_flag(
         group, "--max-num-seqs", aliases=["--max-running-requests", "--parallel"], type=int, metavar="N",

@@ -18,6 +18,8 @@ KV_CACHE_DTYPES = ("auto", "int8")
 EXECUTORS = ("native", "reference")
 ISAS = ("auto", "avx512", "avx2", "portable")
 POLICIES = ("fcfs", "lpm")
+EVICTION_POLICIES = ("lru", "lfu", "slru", "priority")
+MAX_PIN_QUOTA = 0.9
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +46,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_memory: int | None = None  # bytes
     schedule_policy: str = "fcfs"
     enable_prefix_caching: bool = True
+    eviction_policy: str = "lru"
+    pin_quota: float = 0.0  # share of the KV pool that may be pinned
     max_num_queued_reqs: int = 1024
     seed: int | None = None  # draws the seeds of requests that give none; None: LLM always the same, a server never
     check_integrity: bool = False  # prove the KV memory's conservation after every step (tests, debugging)
@@ -55,6 +59,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         _one_of("--executor", self.executor, EXECUTORS)
         _one_of("PINNATE_ISA", self.isa, ISAS)
         _one_of("--schedule-policy", self.schedule_policy, POLICIES)
+        _one_of("--eviction-policy", self.eviction_policy, EVICTION_POLICIES)
+        if not 0 <= self.pin_quota <= MAX_PIN_QUOTA:
+            raise ConfigError(f"--pin-quota is a share from 0 to {MAX_PIN_QUOTA}, got {self.pin_quota}")
         for flag, value in (
             ("--threads", self.threads),
             ("--max-model-len", self.max_model_len),

@@ -21,10 +21,12 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class Command(msgspec.Struct, frozen=True, tag="command"):
-    """An operator's call: `flush_cache`, `check_integrity` or `stats`. Answered by a Reply with the same id."""
+    """An operator's call: `flush_cache`, `check_integrity`, `stats`, or one of engine/cache_commands.py.
+    Answered by a Reply with the same id."""
 
     command_id: int
     name: str
+    arguments: dict[str, Any] = {}
 
 
 class TokenOutput(msgspec.Struct, frozen=True, array_like=True):
@@ -67,9 +69,14 @@ class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
 
 
 class Reply(msgspec.Struct, frozen=True, tag="reply"):
+    """`kind` is the class name of a RequestError, where the call was refused and the caller can mend it."""
+
     command_id: int
     result: dict[str, Any]
     error: str | None = None
+    kind: str | None = None
+    param: str | None = None
+    code: str | None = None
 
 
 class EngineReady(msgspec.Struct, frozen=True, tag="ready"):

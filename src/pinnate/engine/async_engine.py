@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from pinnate.core.config import EngineConfig
-from pinnate.core.errors import EngineDeadError, EngineError, PinnateError
+from pinnate.core.errors import REFUSALS, EngineDeadError, EngineError, PinnateError
 from pinnate.core.messages import Abort, Command, EngineStats, Reply, StepOutputs
 from pinnate.core.sampling import SamplingParams
 from pinnate.engine.admission import Admission, Limits
@@ -156,10 +156,11 @@ class AsyncEngine:
         self._client.send(request)
         return RequestStream(request_id, channel, lambda: self._abort(wire_id))
 
-    async def command(self, name: str) -> dict[str, Any]:
-        """`flush_cache`, `check_integrity` or `stats`.
+    async def command(self, name: str, **arguments: Any) -> dict[str, Any]:
+        """`flush_cache`, `check_integrity`, `stats`, or one of engine/cache_commands.py.
 
         Raises:
+            InvalidRequestError, UnsupportedError, NotFoundError: the engine refused what was asked.
             EngineError: the engine refused, with its reason.
             EngineDeadError: the engine is not ready, or died meanwhile.
         """
@@ -167,11 +168,14 @@ class AsyncEngine:
         number = next(self._numbers)
         self._calls[number] = asyncio.get_running_loop().create_future()
         try:
-            self._client.send(Command(number, name))
+            self._client.send(Command(number, name, arguments))
             reply = await self._calls[number]
         finally:
             del self._calls[number]
         if reply.error is not None:
+            refusal = REFUSALS.get(reply.kind or "")
+            if refusal is not None:
+                raise refusal(reply.error, param=reply.param, code=reply.code)
             raise EngineError(reply.error)
         return reply.result
 

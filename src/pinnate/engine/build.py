@@ -24,6 +24,7 @@ from pinnate.core.autoconfig import (
 )
 from pinnate.core.config import EngineConfig
 from pinnate.core.machine import Machine, read_machine
+from pinnate.engine.cache_commands import CacheCommands
 from pinnate.engine.engine_core import EngineCore, Inbox, Outbox
 from pinnate.executor.base import Executor, ExecutorSpec, WeightGroup
 from pinnate.executor.native import NativeExecutor
@@ -47,6 +48,7 @@ class Plan(NamedTuple):
     max_model_len: Choice[int]
     page_bytes: int
     kv_cache_dtype: Choice[str]
+    pinnable_pages: int
 
     def reasons(self) -> dict[str, str]:
         return {
@@ -115,15 +117,17 @@ def plan_engine(config: EngineConfig, model: LoadedModel, machine: Machine) -> P
         max_model_len=context.value,
         available=max(0, machine.memory_available - sum(group.bytes for group in weights)),
     )
+    pinnable = int(pages.value * config.pin_quota)
     return Plan(
         dtype=dtype,
         quantization=quantization,
         weights=weights,
         threads=choose_threads(config.threads, machine),
         num_pages=pages,
-        max_model_len=fit_max_model_len(context, config.max_model_len, pages.value, config.page_size),
+        max_model_len=fit_max_model_len(context, config.max_model_len, pages.value - pinnable, config.page_size),
         page_bytes=shape.page_bytes,
         kv_cache_dtype=kv_dtype,
+        pinnable_pages=pinnable,
     )
 
 
@@ -149,7 +153,11 @@ def build_engine(config: EngineConfig, inbox: Inbox, outbox: Outbox) -> tuple[En
     )
     executor = EXECUTORS[config.executor].build(model.graph, spec, plan, config.isa)
     cache = KVCacheManager(
-        num_pages=spec.num_pages, page_size=spec.page_size, enable_prefix_caching=config.enable_prefix_caching
+        num_pages=spec.num_pages,
+        page_size=spec.page_size,
+        enable_prefix_caching=config.enable_prefix_caching,
+        eviction_policy=config.eviction_policy,
+        pinnable_pages=plan.pinnable_pages,
     )
     scheduler = Scheduler(
         cache,
@@ -160,7 +168,14 @@ def build_engine(config: EngineConfig, inbox: Inbox, outbox: Outbox) -> tuple[En
         # The facades keep the queue's limit; here it also covers sequences that lack memory to run.
         max_num_queued_reqs=config.max_num_seqs + config.max_num_queued_reqs,
     )
-    core = EngineCore(scheduler, executor, inbox, outbox, check_integrity=config.check_integrity)
+    core = EngineCore(
+        scheduler,
+        executor,
+        inbox,
+        outbox,
+        check_integrity=config.check_integrity,
+        commands=CacheCommands(cache).handlers(),
+    )
     info = _info(config, model, plan, executor)
     info["startup"] = {"map the model": loaded - started, "build the executor": perf_counter() - loaded}
     return core, info
@@ -181,6 +196,7 @@ def _info(config: EngineConfig, model: LoadedModel, plan: Plan, executor: Execut
         "eos_token_ids": list(model.config.eos_token_ids),
         "num_pages": plan.num_pages.value,
         "page_size": config.page_size,
+        "pinnable_pages": plan.pinnable_pages,
         "kv_tokens": plan.num_pages.value * config.page_size,
         "kv_bytes": plan.num_pages.value * plan.page_bytes,
         "max_num_seqs": config.max_num_seqs,

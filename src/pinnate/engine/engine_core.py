@@ -7,19 +7,24 @@ are chosen (scheduler), how tokens are computed (executor), or where messages co
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from time import perf_counter
+from types import MappingProxyType
 from typing import Protocol
 
 import msgspec
 
 from pinnate.core.batch import SchedulerOutput
-from pinnate.core.errors import PinnateError
+from pinnate.core.errors import PinnateError, RequestError
 from pinnate.core.messages import Abort, Command, EngineStats, FromEngine, Reply, StepOutputs, ToEngine, TokenOutput
 from pinnate.core.request import FinishReason, Request
+from pinnate.engine.cache_commands import CommandHandler
 from pinnate.executor.base import Executor
 from pinnate.scheduler.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
+
+NO_COMMANDS: Mapping[str, CommandHandler] = MappingProxyType({})
 
 
 class Inbox(Protocol):
@@ -40,13 +45,22 @@ class EngineCore:
     """
 
     def __init__(
-        self, scheduler: Scheduler, executor: Executor, inbox: Inbox, outbox: Outbox, *, check_integrity: bool = False
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        inbox: Inbox,
+        outbox: Outbox,
+        *,
+        check_integrity: bool = False,
+        commands: Mapping[str, CommandHandler] = NO_COMMANDS,
     ) -> None:
+        """`commands` are answered beside the core's own."""
         self._scheduler = scheduler
         self._executor = executor
         self._inbox = inbox
         self._outbox = outbox
         self._check_integrity = check_integrity
+        self._commands = commands
         self._idle = True  # nothing to run until another message comes
         self._failures = 0  # failed steps in a row
         self._execute_seconds = 0.0
@@ -134,14 +148,19 @@ class EngineCore:
     def _answer(self, command: Command) -> Reply:
         try:
             match command.name:
-                case "flush_cache":
-                    return Reply(command.command_id, {"freed_pages": self._scheduler.flush_cache()})
                 case "check_integrity":
                     self._scheduler.check_integrity()
                     return Reply(command.command_id, {"ok": True})
                 case "stats":
                     return Reply(command.command_id, msgspec.to_builtins(self.stats()))
-            return Reply(command.command_id, {}, error=f"unknown command {command.name!r}")
+                case "flush_cache":
+                    return Reply(command.command_id, {"freed_pages": self._scheduler.flush_cache()})
+            handler = self._commands.get(command.name)
+            if handler is None:
+                return Reply(command.command_id, {}, error=f"unknown command {command.name!r}")
+            return Reply(command.command_id, handler(command.arguments))
+        except RequestError as error:
+            return Reply(command.command_id, {}, str(error), type(error).__name__, error.param, error.code)
         except Exception as error:
             log.exception("command %s failed", command.name)
             return Reply(command.command_id, {}, error=f"{type(error).__name__}: {error}")

@@ -106,6 +106,17 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     return_token_strs: bool = False
 
 
+class PrefixRequest(TokenizeRequest, kw_only=True):
+    """POST /pin_prefix: a text, ids, or the first messages of a chat."""
+
+    prompt: str | list[int] | None = None  # type: ignore[assignment]
+    cache_salt: str | None = None
+
+
+class UnpinRequest(msgspec.Struct, kw_only=True):
+    pin_id: str
+
+
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
     tokens: list[int]
     model: str | None = None

@@ -15,7 +15,7 @@ EOS = 0
 
 
 def make_request(name: str, prompt: list[int], **fields: object) -> Request:
-    outer = {key: fields.pop(key) for key in ("priority", "cache_salt") if key in fields}
+    outer = {key: fields.pop(key) for key in ("priority", "cache_salt", "adapter") if key in fields}
     params = SamplingParams(**{"max_tokens": 4, "seed": 0, **fields})  # type: ignore[arg-type]
     return Request(request_id=name, prompt_token_ids=prompt, sampling=params, eos_token_ids=(EOS,), **outer)  # type: ignore[arg-type]
 
@@ -34,8 +34,9 @@ class Engine:
         budget: int = 64,
         max_model_len: int = 128,
         max_num_queued_reqs: int = 1024,
+        pinnable_pages: int = 0,
     ) -> None:
-        self.cache = KVCacheManager(num_pages, page_size, enable_prefix_caching=caching)
+        self.cache = KVCacheManager(num_pages, page_size, enable_prefix_caching=caching, pinnable_pages=pinnable_pages)
         self.scheduler = Scheduler(
             self.cache,
             policy=policy,
