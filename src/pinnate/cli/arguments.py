@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pinnate.core.config import (
+    CACHE_REPORTS,
     EVICTION_POLICIES,
     EXECUTORS,
     KV_CACHE_DTYPES,
@@ -106,6 +107,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add_flag(
         group, "--pin-quota", type=float, metavar="SHARE",
         help="of the KV pool that POST /pin_prefix may keep cached, 0 to 0.9 (default: 0, no pinning)",
+    )  # fmt: skip
+    add_flag(
+        group, "--cache-report", choices=CACHE_REPORTS,
+        help="own: requests may ask why their cached prefix ended where it did; "
+        "all: also whether another salt has more, and GET /debug/cache (for trusted clients)",
     )  # fmt: skip
     group = parser.add_argument_group("scheduling")
     add_flag(

@@ -20,6 +20,7 @@ ISAS = ("auto", "avx512", "avx2", "portable")
 POLICIES = ("fcfs", "lpm")
 EVICTION_POLICIES = ("lru", "lfu", "slru", "priority")
 MAX_PIN_QUOTA = 0.9
+CACHE_REPORTS = ("off", "own", "all")
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +49,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool = True
     eviction_policy: str = "lru"
     pin_quota: float = 0.0  # share of the KV pool that may be pinned
+    cache_report: str = "off"  # "own": requests may ask; "all": also for other salts, and /debug/cache
     max_num_queued_reqs: int = 1024
     seed: int | None = None  # draws the seeds of requests that give none; None: LLM always the same, a server never
     check_integrity: bool = False  # prove the KV memory's conservation after every step (tests, debugging)
@@ -60,8 +62,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         _one_of("PINNATE_ISA", self.isa, ISAS)
         _one_of("--schedule-policy", self.schedule_policy, POLICIES)
         _one_of("--eviction-policy", self.eviction_policy, EVICTION_POLICIES)
+        _one_of("--cache-report", self.cache_report, CACHE_REPORTS)
         if not 0 <= self.pin_quota <= MAX_PIN_QUOTA:
             raise ConfigError(f"--pin-quota is a share from 0 to {MAX_PIN_QUOTA}, got {self.pin_quota}")
+        if not self.enable_prefix_caching and (self.pin_quota or self.cache_report != "off"):
+            raise ConfigError("--pin-quota and --cache-report need prefix caching")
         for flag, value in (
             ("--threads", self.threads),
             ("--max-model-len", self.max_model_len),

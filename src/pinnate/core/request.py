@@ -49,6 +49,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
     priority: int = 0
     cache_salt: str = ""
     adapter: str = ""  # weights on top of the model's: their keys and values are others
+    cache_report: bool = False  # tell what the prefix cache did for it, and why not more
 
     @property
     def namespace(self) -> Namespace:

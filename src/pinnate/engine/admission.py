@@ -138,6 +138,7 @@ class Admission:
         *,
         cache_salt: str = "",
         priority: int = 0,
+        cache_report: bool = False,
     ) -> Request:
         """Checks everything (see Limits.check), then fills in `max_tokens` and `seed`."""
         self.limits.check(prompt, params)
@@ -156,4 +157,5 @@ class Admission:
             arrival_time=time(),
             priority=priority,
             cache_salt=cache_salt,
+            cache_report=cache_report,
         )

@@ -137,6 +137,7 @@ class AsyncEngine:
         request_id: str,
         cache_salt: str = "",
         priority: int = 0,
+        cache_report: bool = False,
     ) -> RequestStream:
         """Checks the request and sends it to the engine. `max_tokens` None means the rest of the context, `seed` None a
         random one. `request_id` is for logs; it need not be unique.
@@ -149,7 +150,12 @@ class AsyncEngine:
         self._check_ready()
         wire_id = f"{request_id}:{next(self._numbers)}"
         request = self._admission.make_request(
-            wire_id, prompt_token_ids, params, cache_salt=cache_salt, priority=priority
+            wire_id,
+            prompt_token_ids,
+            params,
+            cache_salt=cache_salt,
+            priority=priority,
+            cache_report=cache_report,
         )
         self._admission.limits.check_queue(self._open.num_sequences)
         channel = self._open.add(OutputProcessor(request, self.tokenizer))

@@ -24,13 +24,16 @@ from pinnate.core.autoconfig import (
 )
 from pinnate.core.config import EngineConfig
 from pinnate.core.machine import Machine, read_machine
+from pinnate.core.memory_plan import MemoryPlan, plan_memory
 from pinnate.engine.cache_commands import CacheCommands
 from pinnate.engine.engine_core import EngineCore, Inbox, Outbox
 from pinnate.executor.base import Executor, ExecutorSpec, WeightGroup
 from pinnate.executor.native import NativeExecutor
 from pinnate.executor.reference import ReferenceExecutor
 from pinnate.graph import Graph
+from pinnate.kvcache.explain import EvictedPaths, MatchExplainer
 from pinnate.kvcache.manager import KVCacheManager
+from pinnate.kvcache.page_hashes import PageHashes
 from pinnate.models.load import LoadedModel, load_model
 from pinnate.scheduler.scheduler import Scheduler
 
@@ -49,6 +52,7 @@ class Plan(NamedTuple):
     page_bytes: int
     kv_cache_dtype: Choice[str]
     pinnable_pages: int
+    memory: MemoryPlan
 
     def reasons(self) -> dict[str, str]:
         return {
@@ -104,6 +108,7 @@ def plan_engine(config: EngineConfig, model: LoadedModel, machine: Machine) -> P
     dtype = choose_dtype(config.dtype, config.executor)
     quantization = choose_quantization(config.quantization, config.executor, dtype.value)
     weights = EXECUTORS[config.executor].weigh(graph, dtype.value, quantization.value)
+    weight_bytes = sum(group.bytes for group in weights)
     context = choose_max_model_len(config.max_model_len, model.config.max_position_embeddings)
     kv_dtype = choose_kv_cache_dtype(config.kv_cache_dtype, dtype.value, config.executor)
     columns = sum(layer.num_kv_heads * layer.head_dim for layer in graph.kv_layers)
@@ -115,7 +120,7 @@ def plan_engine(config: EngineConfig, model: LoadedModel, machine: Machine) -> P
         kv_cache_memory=config.kv_cache_memory,
         max_num_seqs=config.max_num_seqs,
         max_model_len=context.value,
-        available=max(0, machine.memory_available - sum(group.bytes for group in weights)),
+        available=max(0, machine.memory_available - weight_bytes),
     )
     pinnable = int(pages.value * config.pin_quota)
     return Plan(
@@ -128,6 +133,7 @@ def plan_engine(config: EngineConfig, model: LoadedModel, machine: Machine) -> P
         page_bytes=shape.page_bytes,
         kv_cache_dtype=kv_dtype,
         pinnable_pages=pinnable,
+        memory=plan_memory(weight_bytes, shape.page_bytes, config.page_size, pages, pinnable, machine.memory_available),
     )
 
 
@@ -152,13 +158,19 @@ def build_engine(config: EngineConfig, inbox: Inbox, outbox: Outbox) -> tuple[En
         max_model_len=plan.max_model_len.value,
     )
     executor = EXECUTORS[config.executor].build(model.graph, spec, plan, config.isa)
+    evicted = EvictedPaths(spec.page_size)
+    hashes = PageHashes(spec.page_size, [evicted]) if config.cache_report != "off" else None
     cache = KVCacheManager(
         num_pages=spec.num_pages,
         page_size=spec.page_size,
         enable_prefix_caching=config.enable_prefix_caching,
         eviction_policy=config.eviction_policy,
         pinnable_pages=plan.pinnable_pages,
+        watch=hashes,
     )
+    explainer = None
+    if hashes is not None:
+        explainer = MatchExplainer(cache.tree, hashes, evicted, spec.page_size, config.cache_report == "all")
     scheduler = Scheduler(
         cache,
         policy=config.schedule_policy,
@@ -167,6 +179,7 @@ def build_engine(config: EngineConfig, inbox: Inbox, outbox: Outbox) -> tuple[En
         max_model_len=spec.max_model_len,
         # The facades keep the queue's limit; here it also covers sequences that lack memory to run.
         max_num_queued_reqs=config.max_num_seqs + config.max_num_queued_reqs,
+        explainer=explainer,
     )
     core = EngineCore(
         scheduler,
@@ -174,7 +187,7 @@ def build_engine(config: EngineConfig, inbox: Inbox, outbox: Outbox) -> tuple[En
         inbox,
         outbox,
         check_integrity=config.check_integrity,
-        commands=CacheCommands(cache).handlers(),
+        commands=CacheCommands(cache, explainer if config.cache_report == "all" else None).handlers(),
     )
     info = _info(config, model, plan, executor)
     info["startup"] = {"map the model": loaded - started, "build the executor": perf_counter() - loaded}
@@ -202,7 +215,9 @@ def _info(config: EngineConfig, model: LoadedModel, plan: Plan, executor: Execut
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": config.max_num_batched_tokens,
         "max_num_queued_reqs": config.max_num_queued_reqs,
+        "cache_report": config.cache_report,
         "reasons": plan.reasons(),
+        "memory_plan": plan.memory.lines(),
         "warnings": list(model.warnings),
         "device": executor.describe(),
     }

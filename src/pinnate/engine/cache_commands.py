@@ -1,4 +1,4 @@
-"""Commands of an operator that concern the prefix cache: pin, unpin.
+"""Commands of an operator that concern the prefix cache: pin, unpin, describe, explain.
 
 Knows: the commands' names, arguments and results. Must not know: how they travel (messages), HTTP, the loop.
 Each runs between two steps of the engine.
@@ -11,14 +11,17 @@ from typing import Any
 
 import msgspec
 
+from pinnate.core.errors import UnsupportedError
+from pinnate.kvcache.debug_view import describe_cache
+from pinnate.kvcache.explain import MatchExplainer
 from pinnate.kvcache.manager import KVCacheManager
-from pinnate.kvcache.pins import Pin, Pins
+from pinnate.kvcache.pins import Pin, Pins, sequence_of
 
 CommandHandler = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-class PinArguments(msgspec.Struct, frozen=True):
-    """`pin`. The result has `pinned: false` and nothing else where the prefix is not all cached: compute it first."""
+class PrefixArguments(msgspec.Struct, frozen=True):
+    """Of `pin` and `explain_match`."""
 
     token_ids: list[int]
     cache_salt: str = ""
@@ -31,15 +34,23 @@ class UnpinArguments(msgspec.Struct, frozen=True):
 class CacheCommands:
     """The handlers. They raise RequestError for what the caller can mend."""
 
-    def __init__(self, cache: KVCacheManager) -> None:
+    def __init__(self, cache: KVCacheManager, explainer: MatchExplainer | None = None) -> None:
+        """Without `explainer` nothing is told of the cache's content."""
         self._cache = cache
+        self._explainer = explainer
         self._pins = Pins(cache)
 
     def handlers(self) -> Mapping[str, CommandHandler]:
-        return {"pin": self.pin, "unpin": self.unpin}
+        return {
+            "pin": self.pin,
+            "unpin": self.unpin,
+            "describe_cache": self.describe,
+            "explain_match": self.explain,
+        }
 
     def pin(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        asked = msgspec.convert(arguments, PinArguments)
+        """`pinned: false` and nothing else where the prefix is not all cached: compute it first."""
+        asked = msgspec.convert(arguments, PrefixArguments)
         pin = self._pins.pin(asked.token_ids, asked.cache_salt)
         if pin is None:
             return {"pinned": False}
@@ -47,6 +58,24 @@ class CacheCommands:
 
     def unpin(self, arguments: dict[str, Any]) -> dict[str, Any]:
         return {"unpinned_pages": self._pins.unpin(msgspec.convert(arguments, UnpinArguments).pin_id), **self._quota()}
+
+    def describe(self, arguments: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
+        self._require_explainer()
+        return describe_cache(self._cache) | {"pins": [self._describe(pin) for pin in self._pins.all()]}
+
+    def explain(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The report that a request with these tokens would get now. The cache does not notice."""
+        explainer = self._require_explainer()
+        asked = msgspec.convert(arguments, PrefixArguments)
+        seq = sequence_of(asked.token_ids, asked.cache_salt)
+        limit = seq.num_tokens - 1
+        report = explainer.explain(seq.token_ids, seq.request.namespace, self._cache.match(seq, limit), limit)
+        return {"report": msgspec.to_builtins(report)}
+
+    def _require_explainer(self) -> MatchExplainer:
+        if self._explainer is None:
+            raise UnsupportedError("the server was started without --cache-report all")
+        return self._explainer
 
     def _describe(self, pin: Pin) -> dict[str, Any]:
         return {"pin_id": pin.pin_id, "num_tokens": pin.num_tokens, "num_pages": len(pin.seq.page_table)}

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pinnate.core.request import Sequence
 from pinnate.kvcache import integrity
 from pinnate.kvcache.eviction import EVICTION_POLICIES
+from pinnate.kvcache.page_hashes import PageHashes
 from pinnate.kvcache.page_pool import PagePool
 from pinnate.kvcache.radix_cache import NO_MATCH, Node, PrefixMatch, RadixCache
 
@@ -44,17 +45,30 @@ class KVCacheManager:
         enable_prefix_caching: bool = True,
         eviction_policy: str = "lru",
         pinnable_pages: int = 0,
+        watch: PageHashes | None = None,
     ) -> None:
-        """`pinnable_pages` of the pool may be pinned for good: no request is promised them."""
+        """`pinnable_pages` of the pool may be pinned for good: no request is promised them. `watch` is told of what
+        enters and leaves the prefix tree."""
         self.page_size = page_size
         self.enable_prefix_caching = enable_prefix_caching
         self.pinnable_pages = pinnable_pages
         self.evicted_pages = 0  # lifetime counter
         self._pool = PagePool(num_pages)
         self._tree = RadixCache(self._pool, page_size, EVICTION_POLICIES[eviction_policy])
+        self._tree.watch = watch
         self._leases: dict[int, Lease] = {}  # by seq_id
         self._copies: list[tuple[int, int]] = []  # (source, target), not yet handed to a step
         self._held: list[int] = []  # sources of copies of the step under way
+
+    @property
+    def tree(self) -> RadixCache:
+        """For those who explain it: they only read it."""
+        return self._tree
+
+    @property
+    def pool(self) -> PagePool:
+        """For those who explain it: they only read it."""
+        return self._pool
 
     @property
     def num_pages(self) -> int:

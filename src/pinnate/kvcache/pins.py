@@ -29,6 +29,12 @@ class Pin:
         return self.seq.num_tokens
 
 
+def sequence_of(tokens: list[int], cache_salt: str) -> Sequence:
+    """A sequence that is never run."""
+    request = Request(request_id="", prompt_token_ids=tokens, sampling=NO_SAMPLING, cache_salt=cache_salt)
+    return Sequence(0, request, 0, token_ids=array("i", tokens))
+
+
 class Pins:
     """Belongs to the engine's thread, like the cache. The quota is `cache.pinnable_pages`; pages that several pins
     share count once."""
@@ -64,7 +70,7 @@ class Pins:
                 f"the prefix has {len(tokens)} tokens; at least one page of {cache.page_size} can be pinned",
                 param="prompt",
             )
-        seq = self._make_sequence(tokens[:whole], cache_salt)
+        seq = sequence_of(tokens[:whole], cache_salt)
         for pin in self._pins.values():
             if pin.seq.token_ids == seq.token_ids and pin.seq.request.namespace == seq.request.namespace:
                 return pin
@@ -90,10 +96,6 @@ class Pins:
         before = self.num_pages
         self._cache.release(self._pins.pop(pin_id).seq)
         return before - self.num_pages
-
-    def _make_sequence(self, tokens: list[int], cache_salt: str) -> Sequence:
-        request = Request(request_id="pin", prompt_token_ids=tokens, sampling=NO_SAMPLING, cache_salt=cache_salt)
-        return Sequence(0, request, 0, token_ids=array("i", tokens))
 
     def _pages(self) -> set[int]:
         return {page for pin in self._pins.values() for page in pin.seq.page_table}

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 from pinnate.core.request import Namespace
 from pinnate.kvcache.eviction import EvictionPolicy, Rank, lru
+from pinnate.kvcache.page_hashes import PageHashes
 from pinnate.kvcache.page_pool import NULL_PAGE, PagePool
 
 ROOT_PRIORITY = -(2**63)  # more urgent than any request's
@@ -112,6 +113,7 @@ class RadixCache:
         self._pool = pool
         self._page_size = page_size
         self._rank = policy
+        self.watch: PageHashes | None = None  # told of what comes and goes
         self._roots: dict[Namespace, Node] = {}
         self._heap: list[tuple[Rank, int, Node]] = []  # (rank when queued, tie-break, node)
         self._clock = 0
@@ -142,13 +144,16 @@ class RadixCache:
         if position < end:
             # An edge can grow while nobody else has a lock that ends at it; locked ends stay at page boundaries.
             private = node.lock_count == 0 or (node is after and node.lock_count == 1 and end % self._page_size == 0)
-            same_use = (
-                node.hits == 0 and node.priority >= priority
-            )  # what is added has not been hit, nor been as urgent
+            # What is added has not been hit, and is as urgent as this request.
+            same_use = node.hits == 0 and node.priority >= priority
             if private and same_use and not node.children and node.parent is not None:
                 self._grow(node, tokens, page_table, end)
             else:
                 node = self._add_leaf(node, tokens, page_table, end)
+            if self.watch is not None:
+                whole = position // self._page_size
+                before = known[-1] if known else page_table[whole - 1] if whole else NULL_PAGE
+                self.watch.stored(node.namespace, tokens, page_table, position, end, before)
         self.touch(node)
         self._raise_priority(node, priority)
         self._queue_if_evictable(node)
@@ -219,6 +224,12 @@ class RadixCache:
                 continue
             freed += self._shorten(node, num_pages - freed)
         return freed
+
+    def namespaces(self) -> list[Namespace]:
+        return list(self._roots)
+
+    def roots(self) -> list[Node]:
+        return list(self._roots.values())
 
     def nodes(self) -> Iterator[Node]:
         """Every node, parents first."""
@@ -296,11 +307,17 @@ class RadixCache:
 
     def _shorten(self, leaf: Node, num_pages: int) -> int:
         """Cuts pages off the end of an unlocked leaf until `num_pages` became free or the leaf is gone."""
-        freed = 0
-        while len(leaf.pages) > 1 and freed < num_pages:
-            freed += self._pool.drop_tree_ref(leaf.pages.pop())
-            del leaf.tokens[(leaf.start // self._page_size + len(leaf.pages)) * self._page_size - leaf.start :]
-        if freed == num_pages:
+        kept, freed = len(leaf.pages), 0
+        while kept > 1 and freed < num_pages:
+            kept -= 1
+            freed += self._pool.drop_tree_ref(leaf.pages[kept])
+        if freed < num_pages:
+            kept = 0
+        end = max(leaf.start, (leaf.start // self._page_size + kept) * self._page_size)
+        if self.watch is not None:
+            self.watch.cut(leaf, end, leaf.pages[kept:])
+        if kept:
+            del leaf.pages[kept:], leaf.tokens[end - leaf.start :]
             self._queue_if_evictable(leaf)
             return freed
         parent = leaf.parent

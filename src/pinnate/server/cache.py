@@ -1,4 +1,4 @@
-"""Routes of the prefix cache: pin and unpin.
+"""Routes of the prefix cache: pin, unpin, and what explains it.
 
 Knows: how a body names a prefix, that a prefix must be computed before it can be pinned. Must not know: pages, the
 tree.
@@ -14,8 +14,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pinnate.core.errors import InvalidRequestError, QueueFullError
+from pinnate.core.messages import CacheReport
 from pinnate.core.sampling import SamplingParams
 from pinnate.server.body import convert, read_json
+from pinnate.server.cache_report import show_report, text_of
 from pinnate.server.chat import render_and_tokenize
 from pinnate.server.params import check_cache_salt, check_model
 from pinnate.server.protocol import PrefixRequest, UnpinRequest
@@ -50,6 +52,25 @@ class CacheRoutes:
         engine = self._state.ready_engine()
         asked = convert(await read_json(request, self._state.settings.max_body_bytes), UnpinRequest)
         return _json(await engine.command("unpin", pin_id=asked.pin_id))
+
+    async def describe(self, request: Request) -> Response:  # noqa: ARG002
+        """The tree, page states, the prefixes that save most, the pins; tokens as text beside their ids."""
+        engine = self._state.ready_engine()
+        cache = await engine.command("describe_cache")
+        for entry in (*cache["tree"]["nodes"], *cache["top_prefixes"]):
+            entry["text"] = text_of(entry["tokens"], engine.tokenizer)
+        return _json(cache)
+
+    async def explain(self, request: Request) -> Response:
+        """The report that a request with this prompt would get now; nothing is computed."""
+        engine = self._state.ready_engine()
+        asked = convert(await read_json(request, self._state.settings.max_body_bytes), PrefixRequest)
+        salt = check_cache_salt(asked.cache_salt)
+        tokens = await self._tokens(engine, asked)
+        if not tokens:
+            raise InvalidRequestError("the prompt is empty", param="prompt")
+        reply = await engine.command("explain_match", token_ids=tokens, cache_salt=salt)
+        return _json(show_report(msgspec.convert(reply["report"], CacheReport), tokens, engine.tokenizer))
 
     async def _tokens(self, engine: AsyncEngine, asked: PrefixRequest) -> list[int]:
         """

@@ -80,6 +80,7 @@ class Submitted:
     params: SamplingParams
     salt: str
     priority: int
+    cache_report: bool = False
 
 
 def score(
@@ -125,7 +126,14 @@ class FakeEngine:
         return reply
 
     async def submit(
-        self, prompt: list[int], params: SamplingParams, *, request_id: str, cache_salt: str = "", priority: int = 0
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        cache_salt: str = "",
+        priority: int = 0,
+        cache_report: bool = False,
     ) -> FakeStream:
         assert request_id
         if any(not 0 <= token < VOCAB for token in [*prompt, *params.logit_bias, *params.stop_token_ids]):
@@ -137,7 +145,7 @@ class FakeEngine:
         if self.full:
             raise QueueFullError("the queue is full")
         number = len(self.submitted)
-        self.submitted.append(Submitted(list(prompt), params, cache_salt, priority))
+        self.submitted.append(Submitted(list(prompt), params, cache_salt, priority, cache_report))
         stream = FakeStream(self, self.script(number, params) if self.script else list(spell("ok")))
         self.streams.append(stream)
         return stream
