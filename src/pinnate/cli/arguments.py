@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from pinnate.core.config import (
     CACHE_REPORTS,
     EVICTION_POLICIES,
@@ -23,6 +25,7 @@ from pinnate.core.config import (
     read_environment,
 )
 from pinnate.core.errors import ConfigError
+from pinnate.core.kv_events import KVEventsConfig
 from pinnate.core.sampling import SamplingParams
 from pinnate.weights.resolve import resolve_model
 
@@ -38,6 +41,14 @@ def byte_size(text: str) -> int:
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 512M or 2G")
     return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def kv_events_config(text: str) -> KVEventsConfig:
+    """The JSON object that vLLM's and SGLang's flag of this name takes."""
+    try:
+        return msgspec.json.decode(text, type=KVEventsConfig)
+    except (msgspec.MsgspecError, ConfigError) as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix("--kv-events-config: ")) from None
 
 
 def add_flag(group: argparse._ActionsContainer, *names: str, aliases: Iterable[str] = (), **options: Any) -> None:
@@ -112,6 +123,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         group, "--cache-report", choices=CACHE_REPORTS,
         help="own: requests may ask why their cached prefix ended where it did; "
         "all: also whether another salt has more, and GET /debug/cache (for trusted clients)",
+    )  # fmt: skip
+    add_flag(
+        group, "--kv-events-config", type=kv_events_config, dest="kv_events", metavar="JSON",
+        help='publish what enters and leaves the prefix cache: {"endpoint": "tcp://127.0.0.1:5557", '
+        '"replay_endpoint": ..., "topic": ...}',
     )  # fmt: skip
     group = parser.add_argument_group("scheduling")
     add_flag(

@@ -128,7 +128,7 @@ def _model(config: EngineConfig, machine: Machine, problems: list[str]) -> tuple
         "pages": {"value": plan.num_pages.value, "reason": plan.num_pages.reason},
         "KV bytes": plan.num_pages.value * plan.page_bytes,
         "memory": plan.memory.lines()[0],
-        "KV per token": plan.memory.lines()[1],
+        "KV tokens": plan.memory.lines()[1],
     }
 
 

@@ -11,6 +11,7 @@ import os
 import msgspec
 
 from pinnate.core.errors import ConfigError
+from pinnate.core.kv_events import KVEventsConfig
 
 DTYPES = ("auto", "bfloat16", "float32")
 QUANTIZATIONS = ("none", "int8", "int4")
@@ -49,6 +50,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool = True
     eviction_policy: str = "lru"
     pin_quota: float = 0.0  # share of the KV pool that may be pinned
+    kv_events: KVEventsConfig | None = None
     cache_report: str = "off"  # "own": requests may ask; "all": also for other salts, and /debug/cache
     max_num_queued_reqs: int = 1024
     seed: int | None = None  # draws the seeds of requests that give none; None: LLM always the same, a server never
@@ -65,8 +67,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         _one_of("--cache-report", self.cache_report, CACHE_REPORTS)
         if not 0 <= self.pin_quota <= MAX_PIN_QUOTA:
             raise ConfigError(f"--pin-quota is a share from 0 to {MAX_PIN_QUOTA}, got {self.pin_quota}")
-        if not self.enable_prefix_caching and (self.pin_quota or self.cache_report != "off"):
-            raise ConfigError("--pin-quota and --cache-report need prefix caching")
+        if not self.enable_prefix_caching and (self.pin_quota or self.cache_report != "off" or self.publishes_events):
+            raise ConfigError("--pin-quota, --cache-report and --kv-events-config need prefix caching")
         for flag, value in (
             ("--threads", self.threads),
             ("--max-model-len", self.max_model_len),
@@ -79,6 +81,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         ):
             if value is not None and value < 1:
                 raise ConfigError(f"{flag} must be at least 1, got {value}")
+
+    @property
+    def publishes_events(self) -> bool:
+        return self.kv_events is not None and self.kv_events.is_on
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -25,15 +25,12 @@ from pinnate.core.autoconfig import (
 from pinnate.core.config import EngineConfig
 from pinnate.core.machine import Machine, read_machine
 from pinnate.core.memory_plan import MemoryPlan, plan_memory
-from pinnate.engine.cache_commands import CacheCommands
+from pinnate.engine.build_cache import build_cache
 from pinnate.engine.engine_core import EngineCore, Inbox, Outbox
 from pinnate.executor.base import Executor, ExecutorSpec, WeightGroup
 from pinnate.executor.native import NativeExecutor
 from pinnate.executor.reference import ReferenceExecutor
 from pinnate.graph import Graph
-from pinnate.kvcache.explain import EvictedPaths, MatchExplainer
-from pinnate.kvcache.manager import KVCacheManager
-from pinnate.kvcache.page_hashes import PageHashes
 from pinnate.models.load import LoadedModel, load_model
 from pinnate.scheduler.scheduler import Scheduler
 
@@ -158,28 +155,16 @@ def build_engine(config: EngineConfig, inbox: Inbox, outbox: Outbox) -> tuple[En
         max_model_len=plan.max_model_len.value,
     )
     executor = EXECUTORS[config.executor].build(model.graph, spec, plan, config.isa)
-    evicted = EvictedPaths(spec.page_size)
-    hashes = PageHashes(spec.page_size, [evicted]) if config.cache_report != "off" else None
-    cache = KVCacheManager(
-        num_pages=spec.num_pages,
-        page_size=spec.page_size,
-        enable_prefix_caching=config.enable_prefix_caching,
-        eviction_policy=config.eviction_policy,
-        pinnable_pages=plan.pinnable_pages,
-        watch=hashes,
-    )
-    explainer = None
-    if hashes is not None:
-        explainer = MatchExplainer(cache.tree, hashes, evicted, spec.page_size, config.cache_report == "all")
+    parts = build_cache(config, spec.num_pages, plan.pinnable_pages)
     scheduler = Scheduler(
-        cache,
+        parts.cache,
         policy=config.schedule_policy,
         max_num_seqs=spec.max_num_seqs,
         max_num_batched_tokens=spec.max_num_batched_tokens,
         max_model_len=spec.max_model_len,
         # The facades keep the queue's limit; here it also covers sequences that lack memory to run.
         max_num_queued_reqs=config.max_num_seqs + config.max_num_queued_reqs,
-        explainer=explainer,
+        explainer=parts.explainer,
     )
     core = EngineCore(
         scheduler,
@@ -187,7 +172,8 @@ def build_engine(config: EngineConfig, inbox: Inbox, outbox: Outbox) -> tuple[En
         inbox,
         outbox,
         check_integrity=config.check_integrity,
-        commands=CacheCommands(cache, explainer if config.cache_report == "all" else None).handlers(),
+        commands=parts.commands,
+        events=parts.events,
     )
     info = _info(config, model, plan, executor)
     info["startup"] = {"map the model": loaded - started, "build the executor": perf_counter() - loaded}

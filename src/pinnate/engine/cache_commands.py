@@ -1,4 +1,4 @@
-"""Commands of an operator that concern the prefix cache: pin, unpin, describe, explain.
+"""Commands of an operator that concern the prefix cache: pin, unpin, describe, explain, publish it whole.
 
 Knows: the commands' names, arguments and results. Must not know: how they travel (messages), HTTP, the loop.
 Each runs between two steps of the engine.
@@ -7,7 +7,7 @@ Each runs between two steps of the engine.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -18,6 +18,10 @@ from pinnate.kvcache.manager import KVCacheManager
 from pinnate.kvcache.pins import Pin, Pins, sequence_of
 
 CommandHandler = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+class Resync(Protocol):
+    def resync(self) -> int: ...
 
 
 class PrefixArguments(msgspec.Struct, frozen=True):
@@ -34,10 +38,13 @@ class UnpinArguments(msgspec.Struct, frozen=True):
 class CacheCommands:
     """The handlers. They raise RequestError for what the caller can mend."""
 
-    def __init__(self, cache: KVCacheManager, explainer: MatchExplainer | None = None) -> None:
-        """Without `explainer` nothing is told of the cache's content."""
+    def __init__(
+        self, cache: KVCacheManager, explainer: MatchExplainer | None = None, events: Resync | None = None
+    ) -> None:
+        """Without `explainer` nothing is told of the cache's content; `events` is where KV events are published."""
         self._cache = cache
         self._explainer = explainer
+        self._events = events
         self._pins = Pins(cache)
 
     def handlers(self) -> Mapping[str, CommandHandler]:
@@ -46,6 +53,7 @@ class CacheCommands:
             "unpin": self.unpin,
             "describe_cache": self.describe,
             "explain_match": self.explain,
+            "resync_kv_events": self.resync,
         }
 
     def pin(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -71,6 +79,12 @@ class CacheCommands:
         limit = seq.num_tokens - 1
         report = explainer.explain(seq.token_ids, seq.request.namespace, self._cache.match(seq, limit), limit)
         return {"report": msgspec.to_builtins(report)}
+
+    def resync(self, arguments: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
+        """Publishes everything that is cached, in one batch that begins with AllBlocksCleared."""
+        if self._events is None:
+            raise UnsupportedError("the server was started without --kv-events-config")
+        return {"sequence_number": self._events.resync()}
 
     def _require_explainer(self) -> MatchExplainer:
         if self._explainer is None:

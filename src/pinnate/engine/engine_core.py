@@ -37,6 +37,14 @@ class Outbox(Protocol):
     def send(self, message: FromEngine) -> None: ...
 
 
+class EventSink(Protocol):
+    def after_step(self) -> None:
+        """Must be quick: the next step waits for it."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class EngineCore:
     """Owns the scheduler and the executor; one thread calls `step`.
 
@@ -53,14 +61,16 @@ class EngineCore:
         *,
         check_integrity: bool = False,
         commands: Mapping[str, CommandHandler] = NO_COMMANDS,
+        events: EventSink | None = None,
     ) -> None:
-        """`commands` are answered beside the core's own."""
+        """`commands` are answered beside the core's own. `events` is told when a step has ended."""
         self._scheduler = scheduler
         self._executor = executor
         self._inbox = inbox
         self._outbox = outbox
         self._check_integrity = check_integrity
         self._commands = commands
+        self._events = events
         self._idle = True  # nothing to run until another message comes
         self._failures = 0  # failed steps in a row
         self._execute_seconds = 0.0
@@ -93,6 +103,8 @@ class EngineCore:
         self._step_seconds += (ready := perf_counter()) - started
         if outputs or batch is not None:
             self._outbox.send(StepOutputs(outputs, self.stats()))
+        if self._events is not None:
+            self._events.after_step()
         self._step_seconds += perf_counter() - ready
 
     def stats(self) -> EngineStats:
@@ -104,6 +116,8 @@ class EngineCore:
 
     def close(self) -> None:
         self._executor.close()
+        if self._events is not None:
+            self._events.close()
 
     def _run(self, batch: SchedulerOutput) -> list[TokenOutput]:
         started = perf_counter()

@@ -10,10 +10,9 @@ import heapq
 from collections import deque
 from typing import Any
 
-from pinnate.core.request import Namespace
 from pinnate.kvcache.explain import path_tokens
 from pinnate.kvcache.manager import KVCacheManager
-from pinnate.kvcache.page_hashes import root_hash
+from pinnate.kvcache.page_hashes import namespace_label
 from pinnate.kvcache.radix_cache import Node
 
 MAX_NODES = 256
@@ -66,11 +65,6 @@ def top_prefixes(nodes: list[Node], count: int) -> list[dict[str, Any]]:
         }
         for node in best
     ]
-
-
-def namespace_label(namespace: Namespace) -> str:
-    """Empty for requests without salt and adapter, else a hash."""
-    return f"{root_hash(namespace):016x}" if any(namespace) else ""
 
 
 def _saved(node: Node) -> int:

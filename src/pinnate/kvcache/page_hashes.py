@@ -44,6 +44,11 @@ def root_hash(namespace: Namespace) -> int:
     return _digest(len(adapter).to_bytes(8, "big") + adapter + salt)
 
 
+def namespace_label(namespace: Namespace) -> str:
+    """Empty for requests without salt and adapter, else a hash."""
+    return f"{root_hash(namespace):016x}" if any(namespace) else ""
+
+
 def page_hash(before: int, tokens: array[int]) -> int:
     """Of one page, given the hash of all that is before it. Also of a part of a page, which no whole page equals."""
     return _digest(before.to_bytes(HASH_BYTES, "big") + tokens.tobytes())
@@ -87,19 +92,17 @@ class PageHashes:
     def cut(self, leaf: Node, position: int, pages: array[int]) -> None:
         """The tree is about to take tokens from `position` on off a leaf, in `pages`."""
         removed = [self._hashes.pop(page) for page in pages if page in self._hashes]
-        boundary = self.of(_page_before(leaf, position // self._page_size, self._page_size), leaf.namespace)
+        boundary = self.of(self.page_before(leaf, position // self._page_size), leaf.namespace)
         for listener in self._listeners:
             listener.removed(leaf, position, removed, boundary)
 
-
-def _page_before(node: Node, logical: int, page_size: int) -> int:
-    """The page before logical page `logical` on the path to `node`."""
-    step: Node | None = node
-    while step is not None and step.start // page_size > logical - 1:
-        step = step.parent
-    if step is None or step.parent is None:
-        return NULL_PAGE
-    return step.pages[logical - 1 - step.start // page_size]
+    def page_before(self, node: Node, logical: int) -> int:
+        """The page before logical page `logical` on the path to `node`; the null page before the first one."""
+        size = self._page_size
+        step = node
+        while step.parent is not None and step.start // size > logical - 1:
+            step = step.parent
+        return NULL_PAGE if step.parent is None else step.pages[logical - 1 - step.start // size]
 
 
 def _digest(data: bytes) -> int:

@@ -39,6 +39,7 @@ def create_app(state: ServerState) -> Starlette:
         HTTPRoute("/flush_cache", operator.flush_cache, methods=["POST"]),
         HTTPRoute("/pin_prefix", cache.pin, methods=["POST"]),
         HTTPRoute("/unpin_prefix", cache.unpin, methods=["POST"]),
+        HTTPRoute("/resync_kv_events", cache.resync, methods=["POST"]),
         HTTPRoute("/debug/cache", cache.describe, methods=["GET"]),
         HTTPRoute("/debug/match", cache.explain, methods=["POST"]),
         HTTPRoute("/tokenize", operator.tokenize, methods=["POST"]),

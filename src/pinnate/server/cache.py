@@ -53,6 +53,9 @@ class CacheRoutes:
         asked = convert(await read_json(request, self._state.settings.max_body_bytes), UnpinRequest)
         return _json(await engine.command("unpin", pin_id=asked.pin_id))
 
+    async def resync(self, request: Request) -> Response:  # noqa: ARG002
+        return _json(await self._state.ready_engine().command("resync_kv_events"))
+
     async def describe(self, request: Request) -> Response:  # noqa: ARG002
         """The tree, page states, the prefixes that save most, the pins; tokens as text beside their ids."""
         engine = self._state.ready_engine()

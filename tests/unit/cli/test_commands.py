@@ -297,7 +297,7 @@ def test_doctor_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     assert report["plan"]["pages"] == {"value": 4, "reason": "from the memory"}
     assert report["plan"]["KV bytes"] == 4 << 20
     assert report["plan"]["memory"] == "5.5 MiB weights"
-    assert report["plan"]["KV per token"] == "64.0 KiB of KV per token"
+    assert report["plan"]["KV tokens"] == "64.0 KiB of KV per token"
     assert report["plan"]["quantization"] == {"value": "int8", "reason": "int8: asked"}
     assert report["plan"]["weights"][0] == {
         "format": "int8", "reason": "Q8_0: as it is", "pieces": 3, "bytes": 5 << 20
