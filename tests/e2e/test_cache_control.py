@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
+import zmq
+import zmq.asyncio
 
+from pinnate.cli.main import main
+from pinnate.core.kv_events import EventBatch
 from tests.e2e.conftest import MODEL, open_session
 from tests.e2e.harness import Api, Server, fresh_ids
+from tests.property.kv_index import KVIndex
 
 FLAGS = ("--num-pages", "200", "--max-model-len", "1024", "--pin-quota", "0.1", "--cache-report", "all")
 
@@ -118,3 +127,74 @@ def test_flags_that_contradict_are_refused(tmp_path: Path) -> None:
         assert "need prefix caching" in server.text()
     finally:
         server.stop()
+
+
+async def test_a_router_follows_the_engine_through_a_restart(tmp_path: Path) -> None:
+    """Events of a real server: what a router believes is what a prompt finds; a new engine process begins anew."""
+    endpoint, replay = f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay"
+    config = json.dumps({"publisher": "zmq", "endpoint": endpoint, "replay_endpoint": replay, "topic": "kv"})
+    server = Server(tmp_path, "--max-model-len", "512", "--num-pages", "40", "--kv-events-config", config)
+    context = zmq.asyncio.Context()
+    socket = context.socket(zmq.SUB)
+    socket.setsockopt(zmq.SUBSCRIBE, b"kv")
+    socket.connect(endpoint)
+    index, numbers = KVIndex(), []
+
+    async def follow() -> None:
+        while await socket.poll(500):
+            _, number, payload = await socket.recv_multipart()
+            numbers.append(int.from_bytes(number, "big"))
+            index.apply(msgspec.msgpack.decode(payload, type=EventBatch).events)
+
+    try:
+        await asyncio.to_thread(server.wait_until, 200)
+        async with open_session() as session:
+            api = Api(server, session, MODEL)
+            while not numbers:  # until the subscription has arrived
+                number = (await api.post("/resync_kv_events", b"")).json["sequence_number"]
+                await follow()
+            assert numbers[-1] == number
+            prompts = [fresh_ids(100) for _ in range(9)]  # more than the pool holds
+            for prompt in prompts:
+                await api.complete(prompt, max_tokens=4)
+            await follow()
+            assert numbers == list(range(numbers[0], numbers[-1] + 1))
+            known = {tokens for _, tokens in index.prefixes()}
+            for prompt in prompts[::-1]:
+                pages = max((n for n in range(0, 100, 16) if tuple(prompt[:n]) in known or n == 0), default=0)
+                found = await api.complete(prompt, max_tokens=1)
+                assert found.cached // 16 * 16 == pages
+                await follow()
+                known = {tokens for _, tokens in index.prefixes()}
+            (engine,) = server.children()
+            os.kill(engine, signal.SIGKILL)
+            await asyncio.to_thread(server.wait_until, 503, 0)
+            await asyncio.to_thread(server.wait_until, 200)
+            before = len(numbers)
+            while len(numbers) == before:
+                await api.post("/resync_kv_events", b"")
+                await follow()
+            assert numbers[-1] < numbers[before - 1]  # numbers begin anew
+            assert index.prefixes() == set()
+            assert (await api.complete(prompts[0], max_tokens=1)).cached == 0
+    finally:
+        context.destroy(linger=0)
+        server.stop()
+    assert b"Traceback" not in server.log.read_bytes()
+
+
+def test_an_address_that_is_taken_is_named(tmp_path: Path) -> None:
+    with zmq.Context() as context, context.socket(zmq.PUB) as taken:
+        port = taken.bind_to_random_port("tcp://127.0.0.1")
+        server = Server(tmp_path, "--kv-events-config", json.dumps({"endpoint": f"tcp://127.0.0.1:{port}"}))
+        try:
+            assert server.exit_code() != 0
+            assert f"--kv-events-config: 'tcp://127.0.0.1:{port}' cannot be bound" in server.text()
+        finally:
+            server.stop()
+
+
+@pytest.mark.parametrize("text", ["{", '{"port": 1}', '{"hwm": 0}', "[]"])
+def test_bad_settings_of_events_are_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--kv-events-config", text]) == 2
+    assert "--kv-events-config" in capsys.readouterr().err

@@ -1,7 +1,7 @@
 """KV events as they go over the wire: the msgpack format that routers read from vLLM's and SGLang's event streams.
 
-Knows: shapes. Must not know: sockets, the tree. Structs are arrays whose first element is the event's name; fields that
-come later in the format may be missing at the end. A block is what we call a page.
+Knows: shapes. Must not know: sockets, the tree. Structs are arrays whose first element is the event's name. A block is
+what we call a page.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return self.enable_kv_cache_events and self.publisher == "zmq"
 
 
-class BlockStored(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, tag=True):
+class BlockStored(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Consecutive pages entered the prefix tree. Hashes are unsigned 64-bit integers over all tokens from the
     sequence's first to the page's last, and the namespace. `extra_keys`: for each page a hash of the salt, if any."""
 
@@ -54,12 +54,12 @@ class BlockStored(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tr
     extra_keys: list[list[str]] | None = None
 
 
-class BlockRemoved(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, tag=True):
+class BlockRemoved(msgspec.Struct, frozen=True, array_like=True, tag=True):
     block_hashes: list[int]
     medium: str | None
 
 
-class AllBlocksCleared(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, tag=True):
+class AllBlocksCleared(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The tree is empty: whatever was stored before counts no more."""
 
 
