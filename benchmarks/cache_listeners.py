@@ -3,8 +3,8 @@
     python benchmarks/cache_listeners.py [--mode off,events,reports,both] [--repeat 7] [--out FILE]
 
 The scheduler and the KV memory run a mixed load with no model behind them: 32 sequences decode, prompts with a shared
-prefix come and go, the pool is small enough that pages are evicted all the time. CPU time of the engine's thread for each
-step, median over repeats that take turns; `events` publishes to a real socket with one subscriber. With `--once MODE`
+prefix come and go, the pool is small enough that pages are evicted all the time. CPU time of the engine's thread for
+each step, median over repeats that take turns; `events` publishes to a real socket with one subscriber. `--once MODE` is
 one run and nothing else, for an instruction counter (valgrind --tool=callgrind).
 """
 
