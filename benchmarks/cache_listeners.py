@@ -4,8 +4,8 @@
 
 The scheduler and the KV memory run a mixed load with no model behind them: 32 sequences decode, prompts with a shared
 prefix come and go, the pool is small enough that pages are evicted all the time. CPU time of the engine's thread for
-each step, median over repeats that take turns; `events` publishes to a real socket with one subscriber. `--once MODE` is
-one run and nothing else, for an instruction counter (valgrind --tool=callgrind).
+each step, median over repeats that take turns; `events` publishes to a real socket with one subscriber. `--once MODE`: one
+run and nothing else, for an instruction counter (valgrind --tool=callgrind).
 """
 
 from __future__ import annotations
