@@ -4,8 +4,8 @@
 
 The scheduler and the KV memory run a mixed load with no model behind them: 32 sequences decode, prompts with a shared
 prefix come and go, the pool is small enough that pages are evicted all the time. CPU time of the engine's thread for
-each step, median over repeats that take turns; `events` publishes to a real socket with one subscriber. `--once MODE`: one
-run and nothing else, for an instruction counter (valgrind --tool=callgrind).
+each step, median over repeats that take turns; `events` publishes to a real socket with one subscriber. `--once MODE`:
+one run and nothing else, for an instruction counter (valgrind --tool=callgrind).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def run(mode: str, steps: int = STEPS) -> tuple[float, int]:
         scheduler = Scheduler(
             parts.cache, max_num_seqs=32, max_num_batched_tokens=512, max_model_len=4096, explainer=parts.explainer
         )
-        seconds = work(scheduler, parts.events.after_step if parts.events is not None else None, steps)
+        seconds = work(scheduler, parts.events.publish if parts.events is not None else None, steps)
         evicted = parts.cache.evicted_pages
         if parts.events is not None:
             parts.events.close()
@@ -59,7 +59,7 @@ def run(mode: str, steps: int = STEPS) -> tuple[float, int]:
     return seconds / steps, evicted
 
 
-def work(scheduler: Scheduler, after_step: object, steps: int) -> float:
+def work(scheduler: Scheduler, publish: object, steps: int) -> float:
     rng = random.Random(0)
     prefixes = [[rng.randrange(50_000) for _ in range(PREFIX)] for _ in range(4)]
     params = SamplingParams(max_tokens=96, seed=0, ignore_eos=True)
@@ -79,8 +79,8 @@ def work(scheduler: Scheduler, after_step: object, steps: int) -> float:
         assert output is not None
         result = _execute(output, rng)
         ended = scheduler.update(output, result)
-        if after_step is not None:
-            after_step()  # type: ignore[operator]
+        if publish is not None:
+            publish()  # type: ignore[operator]
         seconds += time.thread_time() - begin
         running -= sum(1 for token in ended if token.finish_reason is not None)
     return seconds

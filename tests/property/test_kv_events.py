@@ -77,7 +77,7 @@ class Rig:
     def work(self, steps: int) -> None:
         for _ in range(steps):
             self._one()
-            self.publisher.after_step()
+            self.publisher.publish()
 
     def _one(self) -> None:
         kind = self.rng.random()
@@ -224,7 +224,7 @@ def test_what_the_queue_cannot_take_leaves_a_gap_and_then_a_snapshot(make: Calla
     lost = rig.publisher.num_lost
     assert lost == rig.last() - before > 10
     rig.publisher._limit = 100
-    rig.publisher.after_step()
+    rig.publisher.publish()
     numbers = [number for number, _ in rig.replayed(before + 1)]
     assert numbers == [before + lost + 1]  # what was lost cannot be had, and the numbers say so
     ((_, batch),) = list(rig.replayed(before + 1))

@@ -38,8 +38,8 @@ class Outbox(Protocol):
 
 
 class EventSink(Protocol):
-    def after_step(self) -> None:
-        """Must be quick: the next step waits for it."""
+    def publish(self) -> None:
+        """Hands on what changed since the last call. Must be quick: the step waits for it."""
         ...
 
     def close(self) -> None: ...
@@ -63,7 +63,7 @@ class EngineCore:
         commands: Mapping[str, CommandHandler] = NO_COMMANDS,
         events: EventSink | None = None,
     ) -> None:
-        """`commands` are answered beside the core's own. `events` is told when a step has ended."""
+        """`commands` are answered beside the core's own. `events` is called once a step."""
         self._scheduler = scheduler
         self._executor = executor
         self._inbox = inbox
@@ -96,6 +96,8 @@ class EngineCore:
         outputs = [output for message in messages for output in self._handle(message)]
         batch = self._scheduler.schedule()
         self._idle = batch is None
+        if self._events is not None:
+            self._events.publish()  # now, for the publisher's thread can run while the executor holds no GIL
         if batch is not None:
             outputs += self._run(batch)
         if self._check_integrity:
@@ -103,8 +105,6 @@ class EngineCore:
         self._step_seconds += (ready := perf_counter()) - started
         if outputs or batch is not None:
             self._outbox.send(StepOutputs(outputs, self.stats()))
-        if self._events is not None:
-            self._events.after_step()
         self._step_seconds += perf_counter() - ready
 
     def stats(self) -> EngineStats:

@@ -60,23 +60,29 @@ class KVEventPublisher:
         self._wake, self._woken = os.pipe()[::-1]
         os.set_blocking(self._wake, False)
         os.set_blocking(self._woken, False)
-        self._server = _Server(config, page_size, self._queue, self._woken)
+        try:
+            self._server = _Server(config, page_size, self._queue, self._woken)
+        except ConfigError:
+            os.close(self._wake)
+            os.close(self._woken)
+            raise
         self._put([Cleared()])
         self._server.start()
 
-    def after_step(self) -> None:
+    def publish(self) -> None:
         changes = self._take()
         if changes or self._lossy:
             self._put(changes)
 
     def resync(self) -> int:
         """Publishes the whole tree, for subscribers that have lost more than can be replayed; returns its number."""
-        self.after_step()
+        self.publish()
         self._put(self._snapshot())
         return self._next - 1
 
     def close(self) -> None:
         """What was put is sent first, for at most CLOSE_SECONDS."""
+        self.publish()
         self._server.stopping = True
         self._signal()
         self._server.join(CLOSE_SECONDS)

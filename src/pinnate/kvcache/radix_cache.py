@@ -155,7 +155,8 @@ class RadixCache:
                 before = known[-1] if known else page_table[whole - 1] if whole else NULL_PAGE
                 self.watch.stored(node.namespace, tokens, page_table, position, end, before)
         self.touch(node)
-        self._raise_priority(node, priority)
+        if node.priority > priority:
+            self._raise_priority(node, priority)
         self._queue_if_evictable(node)
         return node, known
 

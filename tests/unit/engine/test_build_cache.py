@@ -53,7 +53,7 @@ def test_events_are_published_and_can_be_asked_for_whole(tmp_path: Path) -> None
     assert parts.events is not None
     try:
         compute(parts.cache, TOKENS)
-        parts.events.after_step()
+        parts.events.publish()
         assert parts.commands["resync_kv_events"]({}) == {"sequence_number": 2}
     finally:
         parts.events.close()

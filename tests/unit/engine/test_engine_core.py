@@ -186,14 +186,14 @@ class Listener:
         self.steps = 0
         self.closed = False
 
-    def after_step(self) -> None:
+    def publish(self) -> None:
         self.steps += 1
 
     def close(self) -> None:
         self.closed = True
 
 
-def test_events_are_told_after_each_step_commands_included_and_closed_in_the_end() -> None:
+def test_events_are_published_once_a_step_commands_included_and_closed_in_the_end() -> None:
     rig, listener = Rig(), Listener()
     rig.core = EngineCore(rig.scheduler, rig.executor, rig.mailbox, rig.mailbox, events=listener)
     rig.run(make_request("r", range(10)))
