@@ -287,6 +287,7 @@ def test_close_sends_what_was_put(tmp_path: Path) -> None:
     rig.work(50)
     last = rig.last()
     rig.publisher.close()
+    rig.publisher.close()
     numbers = []
     while router.socket.poll(200):
         numbers.append(int.from_bytes(router.socket.recv_multipart()[1], "big"))

@@ -81,7 +81,9 @@ class KVEventPublisher:
         return self._next - 1
 
     def close(self) -> None:
-        """What was put is sent first, for at most CLOSE_SECONDS."""
+        """What was put is sent first, for at most CLOSE_SECONDS. A second call has no effect."""
+        if self._server.stopping:
+            return
         self.publish()
         self._server.stopping = True
         self._signal()
