@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from pinnate.core.config import EngineConfig
+from pinnate.core.kv_events import KVEventsConfig
 from pinnate.core.request import Request
 from pinnate.core.sampling import SamplingParams
 from pinnate.engine.inproc import InprocClient
@@ -39,9 +40,14 @@ class TimedProgram:
         return result
 
 
-def measure(rows: int, steps: int) -> dict[str, float]:
+def measure(rows: int, steps: int, kv_events: KVEventsConfig | None = None) -> dict[str, float]:
     """Medians in seconds of a step in which `rows` sequences decode."""
-    config = EngineConfig(model=str(resolve_model(None)), max_num_seqs=rows, max_num_batched_tokens=max(512, rows))
+    config = EngineConfig(
+        model=str(resolve_model(None)),
+        max_num_seqs=rows,
+        max_num_batched_tokens=max(512, rows),
+        kv_events=kv_events,
+    )
     client = InprocClient(config)
     program = TimedProgram(client.core.executor._program)  # type: ignore[attr-defined]
     client.core.executor._program = program  # type: ignore[attr-defined]
@@ -78,12 +84,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default="1,8,32,64")
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--kv-events", action="store_true", help="publish KV events meanwhile, to nobody")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     print(f"{'rows':>5}{'step ms':>11}{'native ms':>11}{'python ms':>11}{'share':>8}")
     results = []
     for rows in (int(r) for r in args.rows.split(",")):
-        m = measure(rows, args.steps)
+        m = measure(rows, args.steps, KVEventsConfig(endpoint="tcp://127.0.0.1:*") if args.kv_events else None)
         results.append(m)
         milliseconds = "".join(f"{m[key] * 1e3:>11.3f}" for key in ("step_s", "native_s", "python_s"))
         print(f"{rows:>5}{milliseconds}{m['share']:>8.1%}")

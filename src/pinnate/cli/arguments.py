@@ -12,8 +12,20 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pinnate.core.config import EXECUTORS, KV_CACHE_DTYPES, POLICIES, QUANTIZATIONS, EngineConfig, read_environment
+import msgspec
+
+from pinnate.core.config import (
+    CACHE_REPORTS,
+    EVICTION_POLICIES,
+    EXECUTORS,
+    KV_CACHE_DTYPES,
+    POLICIES,
+    QUANTIZATIONS,
+    EngineConfig,
+    read_environment,
+)
 from pinnate.core.errors import ConfigError
+from pinnate.core.kv_events import KVEventsConfig
 from pinnate.core.sampling import SamplingParams
 from pinnate.weights.resolve import resolve_model
 
@@ -29,6 +41,14 @@ def byte_size(text: str) -> int:
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 512M or 2G")
     return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def kv_events_config(text: str) -> KVEventsConfig:
+    """The JSON object that vLLM's and SGLang's flag of this name takes."""
+    try:
+        return msgspec.json.decode(text, type=KVEventsConfig)
+    except (msgspec.MsgspecError, ConfigError) as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix("--kv-events-config: ")) from None
 
 
 def add_flag(group: argparse._ActionsContainer, *names: str, aliases: Iterable[str] = (), **options: Any) -> None:
@@ -90,6 +110,25 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--enable-prefix-caching", action="store_const", const=True, default=argparse.SUPPRESS, help=argparse.SUPPRESS
     )
+    add_flag(
+        group, "--eviction-policy", aliases=["--radix-eviction-policy"], choices=EVICTION_POLICIES,
+        help="which cached prefix goes first: lru; lfu: fewest hits; slru: never hit, then lru; "
+        "priority: of the least urgent requests, then lru",
+    )  # fmt: skip
+    add_flag(
+        group, "--pin-quota", type=float, metavar="SHARE",
+        help="of the KV pool that POST /pin_prefix may keep cached, 0 to 0.9 (default: 0, no pinning)",
+    )  # fmt: skip
+    add_flag(
+        group, "--cache-report", choices=CACHE_REPORTS,
+        help="own: requests may ask why their cached prefix ended where it did; "
+        "all: also whether another salt has more, and GET /debug/cache (for trusted clients)",
+    )  # fmt: skip
+    add_flag(
+        group, "--kv-events-config", type=kv_events_config, dest="kv_events", metavar="JSON",
+        help='publish what enters and leaves the prefix cache: {"endpoint": "tcp://127.0.0.1:5557", '
+        '"replay_endpoint": ..., "topic": ...}',
+    )  # fmt: skip
     group = parser.add_argument_group("scheduling")
     add_flag(
         group, "--max-num-seqs", aliases=["--max-running-requests", "--parallel"], type=int, metavar="N",

@@ -127,6 +127,8 @@ def _model(config: EngineConfig, machine: Machine, problems: list[str]) -> tuple
         "page bytes": plan.page_bytes,
         "pages": {"value": plan.num_pages.value, "reason": plan.num_pages.reason},
         "KV bytes": plan.num_pages.value * plan.page_bytes,
+        "memory": plan.memory.lines()[0],
+        "KV tokens": plan.memory.lines()[1],
     }
 
 

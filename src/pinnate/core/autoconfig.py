@@ -142,14 +142,15 @@ def _automatic_pages(shape: KVShape, max_num_seqs: int, max_model_len: int, avai
         return Choice(wanted, f"{_pool(wanted, shape)}: room for {what}")
     pages = budget // shape.page_bytes
     if pages >= per_sequence:
-        why = f"the cap of {_size(KV_MEMORY_CAP)}" if budget == KV_MEMORY_CAP else f"a quarter of {_size(available)}"
-        return Choice(pages, f"{_pool(pages, shape)}: {why}; {what} would take {_size(wanted * shape.page_bytes)}")
+        capped = budget == KV_MEMORY_CAP
+        why = f"the cap of {size_text(KV_MEMORY_CAP)}" if capped else f"a quarter of {size_text(available)}"
+        return Choice(pages, f"{_pool(pages, shape)}: {why}; {what} would take {size_text(wanted * shape.page_bytes)}")
     if per_sequence * shape.page_bytes <= available * KV_MEMORY_RESCUE:
         return Choice(per_sequence, f"{_pool(per_sequence, shape)}: one sequence of {max_model_len} tokens")
     pages = int(available * KV_MEMORY_RESCUE) // shape.page_bytes
     if pages < 1:
-        raise ConfigError(f"no memory for the KV pool: {_size(available)} are available; see --kv-cache-memory")
-    return Choice(pages, f"{_pool(pages, shape)}: all that {_size(available)} of available memory allow")
+        raise ConfigError(f"no memory for the KV pool: {size_text(available)} are available; see --kv-cache-memory")
+    return Choice(pages, f"{_pool(pages, shape)}: all that {size_text(available)} of available memory allow")
 
 
 def fit_max_model_len(chosen: Choice[int], requested: int | None, num_pages: int, page_size: int) -> Choice[int]:
@@ -164,14 +165,15 @@ def fit_max_model_len(chosen: Choice[int], requested: int | None, num_pages: int
 
 
 def _pool(pages: int, shape: KVShape) -> str:
-    return f"{_count(pages, 'page')} ({pages * shape.page_size} tokens, {_size(pages * shape.page_bytes)})"
+    return f"{_count(pages, 'page')} ({pages * shape.page_size} tokens, {size_text(pages * shape.page_bytes)})"
 
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _size(count: float) -> str:
+def size_text(count: float) -> str:
+    """`1.5 GiB`"""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

@@ -11,6 +11,7 @@ import os
 import msgspec
 
 from pinnate.core.errors import ConfigError
+from pinnate.core.kv_events import KVEventsConfig
 
 DTYPES = ("auto", "bfloat16", "float32")
 QUANTIZATIONS = ("none", "int8", "int4")
@@ -18,6 +19,9 @@ KV_CACHE_DTYPES = ("auto", "int8")
 EXECUTORS = ("native", "reference")
 ISAS = ("auto", "avx512", "avx2", "portable")
 POLICIES = ("fcfs", "lpm")
+EVICTION_POLICIES = ("lru", "lfu", "slru", "priority")
+MAX_PIN_QUOTA = 0.9
+CACHE_REPORTS = ("off", "own", "all")
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +48,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_memory: int | None = None  # bytes
     schedule_policy: str = "fcfs"
     enable_prefix_caching: bool = True
+    eviction_policy: str = "lru"
+    pin_quota: float = 0.0  # share of the KV pool that may be pinned
+    kv_events: KVEventsConfig | None = None
+    cache_report: str = "off"  # "own": requests may ask; "all": also for other salts, and /debug/cache
     max_num_queued_reqs: int = 1024
     seed: int | None = None  # draws the seeds of requests that give none; None: LLM always the same, a server never
     check_integrity: bool = False  # prove the KV memory's conservation after every step (tests, debugging)
@@ -55,6 +63,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         _one_of("--executor", self.executor, EXECUTORS)
         _one_of("PINNATE_ISA", self.isa, ISAS)
         _one_of("--schedule-policy", self.schedule_policy, POLICIES)
+        _one_of("--eviction-policy", self.eviction_policy, EVICTION_POLICIES)
+        _one_of("--cache-report", self.cache_report, CACHE_REPORTS)
+        if not 0 <= self.pin_quota <= MAX_PIN_QUOTA:
+            raise ConfigError(f"--pin-quota is a share from 0 to {MAX_PIN_QUOTA}, got {self.pin_quota}")
+        if not self.enable_prefix_caching and (self.pin_quota or self.cache_report != "off" or self.publishes_events):
+            raise ConfigError("--pin-quota, --cache-report and --kv-events-config need prefix caching")
         for flag, value in (
             ("--threads", self.threads),
             ("--max-model-len", self.max_model_len),
@@ -67,6 +81,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         ):
             if value is not None and value < 1:
                 raise ConfigError(f"{flag} must be at least 1, got {value}")
+
+    @property
+    def publishes_events(self) -> bool:
+        return self.kv_events is not None and self.kv_events.is_on
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

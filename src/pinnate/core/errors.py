@@ -6,6 +6,9 @@ log formats; the server and the CLI each map this tree in one place.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 
 class PinnateError(Exception):
     """Base of every error that pinnate raises on purpose. `str(error)` is one readable line."""
@@ -52,6 +55,11 @@ class ContextLengthError(RequestError):
     """The prompt, or the prompt and its output, can never fit the context or the KV pool."""
 
     code = "context_length_exceeded"
+
+
+REFUSALS: Mapping[str, type[RequestError]] = MappingProxyType(
+    {kind.__name__: kind for kind in (InvalidRequestError, UnsupportedError, NotFoundError)}
+)  # what a refused command can be, by the name that crosses the process boundary
 
 
 class QueueFullError(RequestError):

@@ -5,6 +5,7 @@ Downwards: Request (core/request.py), Abort, Command. Upwards: StepOutputs, Repl
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 import msgspec
@@ -21,10 +22,34 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class Command(msgspec.Struct, frozen=True, tag="command"):
-    """An operator's call: `flush_cache`, `check_integrity` or `stats`. Answered by a Reply with the same id."""
+    """An operator's call: `flush_cache`, `check_integrity`, `stats`, or one of engine/cache_commands.py.
+    Answered by a Reply with the same id."""
 
     command_id: int
     name: str
+    arguments: dict[str, Any] = {}
+
+
+class MatchEnd(enum.StrEnum):
+    """Why a prefix match went no further."""
+
+    NEW_TEXT = "new_text"  # nobody has sent this token after what is before it, or it is long forgotten
+    EVICTED = "evicted"  # it was cached once
+    OTHER_SALT = "other_salt"  # it is cached under another salt or adapter
+    WINDOW_LOST = "window_lost"  # a layer with a sliding window needs what was released
+    LAST_TOKEN = "last_token"  # all but the last token, which is always computed
+    SCORED = "scored"  # prompt tokens whose logprobs were asked for are computed
+    NO_ROOM = "no_room"  # there was no page for a copy of the one in which the match ended
+
+
+class CacheReport(msgspec.Struct, frozen=True, array_like=True):
+    """What the prefix cache did for one prompt. `num_cached_tokens` is also the position at which the match ended;
+    `num_lost_tokens` of those behind it were cached once (evicted), or are elsewhere (other_salt); at least so many."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    reason: MatchEnd
+    num_lost_tokens: int = 0
 
 
 class TokenOutput(msgspec.Struct, frozen=True, array_like=True):
@@ -39,6 +64,7 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True):
     num_cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprobs | None] | None = None  # whole prompt, with the first output of index 0
     error: str | None = None  # with FinishReason.ERROR
+    cache_report: CacheReport | None = None  # with the first output of a request that asks for it
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,9 +93,14 @@ class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
 
 
 class Reply(msgspec.Struct, frozen=True, tag="reply"):
+    """`kind` is the class name of a RequestError, where the call was refused and the caller can mend it."""
+
     command_id: int
     result: dict[str, Any]
     error: str | None = None
+    kind: str | None = None
+    param: str | None = None
+    code: str | None = None
 
 
 class EngineReady(msgspec.Struct, frozen=True, tag="ready"):

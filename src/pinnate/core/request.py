@@ -14,6 +14,8 @@ import msgspec
 
 from pinnate.core.sampling import SamplingParams
 
+Namespace = tuple[str, str]  # adapter, cache_salt: requests share cached prefixes within one alone
+
 
 class RequestStatus(enum.StrEnum):
     WAITING = "waiting"
@@ -46,6 +48,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
     arrival_time: float = 0.0
     priority: int = 0
     cache_salt: str = ""
+    adapter: str = ""  # weights on top of the model's: their keys and values are others
+    cache_report: bool = False  # tell what the prefix cache did for it, and why not more
+
+    @property
+    def namespace(self) -> Namespace:
+        return self.adapter, self.cache_salt
 
     @property
     def max_tokens(self) -> int:

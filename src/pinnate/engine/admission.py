@@ -29,10 +29,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     page_size: int
     max_num_seqs: int
     max_num_queued_reqs: int
+    pinnable_pages: int = 0  # of num_pages; no request is promised them
 
     @classmethod
     def from_info(cls, info: Mapping[str, Any]) -> Limits:
-        return msgspec.convert({name: info[name] for name in cls.__struct_fields__}, cls)
+        return msgspec.convert({name: info[name] for name in cls.__struct_fields__ if name in info}, cls)
 
     @property
     def max_sequences(self) -> int:
@@ -70,7 +71,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             raise ContextLengthError(
                 f"{len(prompt)} prompt tokens and {params.n} x {wanted} output tokens need "
                 f"{self._worst_pages(len(prompt), wanted, params.n)} pages of {self.page_size} tokens; "
-                f"the KV pool has {self.num_pages}",
+                f"the KV pool has {self._request_pages} for one request",
                 param="max_tokens" if wanted > 1 else "prompt",
             )
 
@@ -108,8 +109,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
                     f"{param}: token id {token} is not in the vocabulary of {self.vocab_size}", param=param
                 )
 
+    @property
+    def _request_pages(self) -> int:
+        return self.num_pages - self.pinnable_pages
+
     def _fits_pool(self, num_prompt_tokens: int, max_tokens: int, n: int) -> bool:
-        return self._worst_pages(num_prompt_tokens, max_tokens, n) <= self.num_pages
+        return self._worst_pages(num_prompt_tokens, max_tokens, n) <= self._request_pages
 
     def _worst_pages(self, num_prompt_tokens: int, max_tokens: int, n: int) -> int:
         """Pages at the end of all choices. Whole prompt pages are shared; the last output token keeps no KV."""
@@ -133,6 +138,7 @@ class Admission:
         *,
         cache_salt: str = "",
         priority: int = 0,
+        cache_report: bool = False,
     ) -> Request:
         """Checks everything (see Limits.check), then fills in `max_tokens` and `seed`."""
         self.limits.check(prompt, params)
@@ -151,4 +157,5 @@ class Admission:
             arrival_time=time(),
             priority=priority,
             cache_salt=cache_salt,
+            cache_report=cache_report,
         )

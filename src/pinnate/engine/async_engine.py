@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from pinnate.core.config import EngineConfig
-from pinnate.core.errors import EngineDeadError, EngineError, PinnateError
+from pinnate.core.errors import REFUSALS, EngineDeadError, EngineError, PinnateError
 from pinnate.core.messages import Abort, Command, EngineStats, Reply, StepOutputs
 from pinnate.core.sampling import SamplingParams
 from pinnate.engine.admission import Admission, Limits
@@ -137,6 +137,7 @@ class AsyncEngine:
         request_id: str,
         cache_salt: str = "",
         priority: int = 0,
+        cache_report: bool = False,
     ) -> RequestStream:
         """Checks the request and sends it to the engine. `max_tokens` None means the rest of the context, `seed` None a
         random one. `request_id` is for logs; it need not be unique.
@@ -149,17 +150,23 @@ class AsyncEngine:
         self._check_ready()
         wire_id = f"{request_id}:{next(self._numbers)}"
         request = self._admission.make_request(
-            wire_id, prompt_token_ids, params, cache_salt=cache_salt, priority=priority
+            wire_id,
+            prompt_token_ids,
+            params,
+            cache_salt=cache_salt,
+            priority=priority,
+            cache_report=cache_report,
         )
         self._admission.limits.check_queue(self._open.num_sequences)
         channel = self._open.add(OutputProcessor(request, self.tokenizer))
         self._client.send(request)
         return RequestStream(request_id, channel, lambda: self._abort(wire_id))
 
-    async def command(self, name: str) -> dict[str, Any]:
-        """`flush_cache`, `check_integrity` or `stats`.
+    async def command(self, name: str, **arguments: Any) -> dict[str, Any]:
+        """`flush_cache`, `check_integrity`, `stats`, or one of engine/cache_commands.py.
 
         Raises:
+            InvalidRequestError, UnsupportedError, NotFoundError: the engine refused what was asked.
             EngineError: the engine refused, with its reason.
             EngineDeadError: the engine is not ready, or died meanwhile.
         """
@@ -167,11 +174,14 @@ class AsyncEngine:
         number = next(self._numbers)
         self._calls[number] = asyncio.get_running_loop().create_future()
         try:
-            self._client.send(Command(number, name))
+            self._client.send(Command(number, name, arguments))
             reply = await self._calls[number]
         finally:
             del self._calls[number]
         if reply.error is not None:
+            refusal = REFUSALS.get(reply.kind or "")
+            if refusal is not None:
+                raise refusal(reply.error, param=reply.param, code=reply.code)
             raise EngineError(reply.error)
         return reply.result
 

@@ -24,12 +24,13 @@ from pinnate.core.autoconfig import (
 )
 from pinnate.core.config import EngineConfig
 from pinnate.core.machine import Machine, read_machine
+from pinnate.core.memory_plan import MemoryPlan, plan_memory
+from pinnate.engine.build_cache import build_cache
 from pinnate.engine.engine_core import EngineCore, Inbox, Outbox
 from pinnate.executor.base import Executor, ExecutorSpec, WeightGroup
 from pinnate.executor.native import NativeExecutor
 from pinnate.executor.reference import ReferenceExecutor
 from pinnate.graph import Graph
-from pinnate.kvcache.manager import KVCacheManager
 from pinnate.models.load import LoadedModel, load_model
 from pinnate.scheduler.scheduler import Scheduler
 
@@ -47,6 +48,8 @@ class Plan(NamedTuple):
     max_model_len: Choice[int]
     page_bytes: int
     kv_cache_dtype: Choice[str]
+    pinnable_pages: int
+    memory: MemoryPlan
 
     def reasons(self) -> dict[str, str]:
         return {
@@ -102,6 +105,7 @@ def plan_engine(config: EngineConfig, model: LoadedModel, machine: Machine) -> P
     dtype = choose_dtype(config.dtype, config.executor)
     quantization = choose_quantization(config.quantization, config.executor, dtype.value)
     weights = EXECUTORS[config.executor].weigh(graph, dtype.value, quantization.value)
+    weight_bytes = sum(group.bytes for group in weights)
     context = choose_max_model_len(config.max_model_len, model.config.max_position_embeddings)
     kv_dtype = choose_kv_cache_dtype(config.kv_cache_dtype, dtype.value, config.executor)
     columns = sum(layer.num_kv_heads * layer.head_dim for layer in graph.kv_layers)
@@ -113,17 +117,20 @@ def plan_engine(config: EngineConfig, model: LoadedModel, machine: Machine) -> P
         kv_cache_memory=config.kv_cache_memory,
         max_num_seqs=config.max_num_seqs,
         max_model_len=context.value,
-        available=max(0, machine.memory_available - sum(group.bytes for group in weights)),
+        available=max(0, machine.memory_available - weight_bytes),
     )
+    pinnable = int(pages.value * config.pin_quota)
     return Plan(
         dtype=dtype,
         quantization=quantization,
         weights=weights,
         threads=choose_threads(config.threads, machine),
         num_pages=pages,
-        max_model_len=fit_max_model_len(context, config.max_model_len, pages.value, config.page_size),
+        max_model_len=fit_max_model_len(context, config.max_model_len, pages.value - pinnable, config.page_size),
         page_bytes=shape.page_bytes,
         kv_cache_dtype=kv_dtype,
+        pinnable_pages=pinnable,
+        memory=plan_memory(weight_bytes, shape.page_bytes, config.page_size, pages, pinnable, machine.memory_available),
     )
 
 
@@ -148,19 +155,26 @@ def build_engine(config: EngineConfig, inbox: Inbox, outbox: Outbox) -> tuple[En
         max_model_len=plan.max_model_len.value,
     )
     executor = EXECUTORS[config.executor].build(model.graph, spec, plan, config.isa)
-    cache = KVCacheManager(
-        num_pages=spec.num_pages, page_size=spec.page_size, enable_prefix_caching=config.enable_prefix_caching
-    )
+    parts = build_cache(config, spec.num_pages, plan.pinnable_pages)
     scheduler = Scheduler(
-        cache,
+        parts.cache,
         policy=config.schedule_policy,
         max_num_seqs=spec.max_num_seqs,
         max_num_batched_tokens=spec.max_num_batched_tokens,
         max_model_len=spec.max_model_len,
         # The facades keep the queue's limit; here it also covers sequences that lack memory to run.
         max_num_queued_reqs=config.max_num_seqs + config.max_num_queued_reqs,
+        explainer=parts.explainer,
     )
-    core = EngineCore(scheduler, executor, inbox, outbox, check_integrity=config.check_integrity)
+    core = EngineCore(
+        scheduler,
+        executor,
+        inbox,
+        outbox,
+        check_integrity=config.check_integrity,
+        commands=parts.commands,
+        events=parts.events,
+    )
     info = _info(config, model, plan, executor)
     info["startup"] = {"map the model": loaded - started, "build the executor": perf_counter() - loaded}
     return core, info
@@ -181,12 +195,15 @@ def _info(config: EngineConfig, model: LoadedModel, plan: Plan, executor: Execut
         "eos_token_ids": list(model.config.eos_token_ids),
         "num_pages": plan.num_pages.value,
         "page_size": config.page_size,
+        "pinnable_pages": plan.pinnable_pages,
         "kv_tokens": plan.num_pages.value * config.page_size,
         "kv_bytes": plan.num_pages.value * plan.page_bytes,
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": config.max_num_batched_tokens,
         "max_num_queued_reqs": config.max_num_queued_reqs,
+        "cache_report": config.cache_report,
         "reasons": plan.reasons(),
+        "memory_plan": plan.memory.lines(),
         "warnings": list(model.warnings),
         "device": executor.describe(),
     }

@@ -7,19 +7,24 @@ are chosen (scheduler), how tokens are computed (executor), or where messages co
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from time import perf_counter
+from types import MappingProxyType
 from typing import Protocol
 
 import msgspec
 
 from pinnate.core.batch import SchedulerOutput
-from pinnate.core.errors import PinnateError
+from pinnate.core.errors import PinnateError, RequestError
 from pinnate.core.messages import Abort, Command, EngineStats, FromEngine, Reply, StepOutputs, ToEngine, TokenOutput
 from pinnate.core.request import FinishReason, Request
+from pinnate.engine.cache_commands import CommandHandler
 from pinnate.executor.base import Executor
 from pinnate.scheduler.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
+
+NO_COMMANDS: Mapping[str, CommandHandler] = MappingProxyType({})
 
 
 class Inbox(Protocol):
@@ -32,6 +37,14 @@ class Outbox(Protocol):
     def send(self, message: FromEngine) -> None: ...
 
 
+class EventSink(Protocol):
+    def publish(self) -> None:
+        """Hands on what changed since the last call. Must be quick: the step waits for it."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class EngineCore:
     """Owns the scheduler and the executor; one thread calls `step`.
 
@@ -40,13 +53,24 @@ class EngineCore:
     """
 
     def __init__(
-        self, scheduler: Scheduler, executor: Executor, inbox: Inbox, outbox: Outbox, *, check_integrity: bool = False
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        inbox: Inbox,
+        outbox: Outbox,
+        *,
+        check_integrity: bool = False,
+        commands: Mapping[str, CommandHandler] = NO_COMMANDS,
+        events: EventSink | None = None,
     ) -> None:
+        """`commands` are answered beside the core's own. `events` is called once a step."""
         self._scheduler = scheduler
         self._executor = executor
         self._inbox = inbox
         self._outbox = outbox
         self._check_integrity = check_integrity
+        self._commands = commands
+        self._events = events
         self._idle = True  # nothing to run until another message comes
         self._failures = 0  # failed steps in a row
         self._execute_seconds = 0.0
@@ -72,6 +96,8 @@ class EngineCore:
         outputs = [output for message in messages for output in self._handle(message)]
         batch = self._scheduler.schedule()
         self._idle = batch is None
+        if self._events is not None:
+            self._events.publish()  # now, for the publisher's thread can run while the executor holds no GIL
         if batch is not None:
             outputs += self._run(batch)
         if self._check_integrity:
@@ -90,6 +116,8 @@ class EngineCore:
 
     def close(self) -> None:
         self._executor.close()
+        if self._events is not None:
+            self._events.close()
 
     def _run(self, batch: SchedulerOutput) -> list[TokenOutput]:
         started = perf_counter()
@@ -134,14 +162,19 @@ class EngineCore:
     def _answer(self, command: Command) -> Reply:
         try:
             match command.name:
-                case "flush_cache":
-                    return Reply(command.command_id, {"freed_pages": self._scheduler.flush_cache()})
                 case "check_integrity":
                     self._scheduler.check_integrity()
                     return Reply(command.command_id, {"ok": True})
                 case "stats":
                     return Reply(command.command_id, msgspec.to_builtins(self.stats()))
-            return Reply(command.command_id, {}, error=f"unknown command {command.name!r}")
+                case "flush_cache":
+                    return Reply(command.command_id, {"freed_pages": self._scheduler.flush_cache()})
+            handler = self._commands.get(command.name)
+            if handler is None:
+                return Reply(command.command_id, {}, error=f"unknown command {command.name!r}")
+            return Reply(command.command_id, handler(command.arguments))
+        except RequestError as error:
+            return Reply(command.command_id, {}, str(error), type(error).__name__, error.param, error.code)
         except Exception as error:
             log.exception("command %s failed", command.name)
             return Reply(command.command_id, {}, error=f"{type(error).__name__}: {error}")

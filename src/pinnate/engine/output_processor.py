@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from pinnate.core.batch import TokenLogprobs
 from pinnate.core.errors import EngineError
-from pinnate.core.messages import TokenOutput
+from pinnate.core.messages import CacheReport, TokenOutput
 from pinnate.core.request import FinishReason, Request
 from pinnate.text.detokenizer import IncrementalDetokenizer
 from pinnate.text.stop import StopMatcher
@@ -33,6 +33,7 @@ class OutputDelta:
     stop_reason: str | int | None = None
     num_cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    cache_report: CacheReport | None = None
 
     def merged_with(self, later: OutputDelta) -> OutputDelta:
         """One delta in place of two of the same choice."""
@@ -46,6 +47,7 @@ class OutputDelta:
             logprobs=logprobs,
             num_cached_tokens=max(self.num_cached_tokens, later.num_cached_tokens),
             prompt_logprobs=self.prompt_logprobs or later.prompt_logprobs,
+            cache_report=self.cache_report or later.cache_report,
         )
 
 
@@ -124,6 +126,7 @@ class _Choice:
             stop_reason=stop_reason,
             num_cached_tokens=output.num_cached_tokens,
             prompt_logprobs=output.prompt_logprobs,
+            cache_report=output.cache_report,
         )
 
     def _text_of(self, token: int, output: TokenOutput) -> tuple[str, str | None]:

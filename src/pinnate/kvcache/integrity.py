@@ -85,6 +85,8 @@ def _check_node(node: Node, page_size: int, locks: int) -> None:
         _require(len(node.tokens) > 0 and node.start == node.parent.end, f"{name}: does not continue its parent")
         _require(node.parent.children.get(node.tokens[0]) is node, f"{name}: its parent does not know it")
         _require(node.parent.last_used >= node.last_used, f"{name}: used later than its parent")
+        _require(node.parent.hits >= node.hits, f"{name}: hit more often than its parent")
+        _require(node.parent.priority <= node.priority, f"{name}: more urgent than its parent")
         _require(bool(node.children or locks or node.queued), f"{name}: an unlocked leaf that eviction cannot find")
     left_to_children = bool(node.children and node.end % page_size)
     end_page = node.end // page_size if left_to_children else -(-node.end // page_size)

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 from pinnate.core.request import Sequence
 from pinnate.kvcache import integrity
+from pinnate.kvcache.eviction import EVICTION_POLICIES
+from pinnate.kvcache.page_hashes import PageHashes
 from pinnate.kvcache.page_pool import PagePool
 from pinnate.kvcache.radix_cache import NO_MATCH, Node, PrefixMatch, RadixCache
 
@@ -35,19 +37,47 @@ class KVCacheManager:
     filled page that its owner still writes to, since the tree reads only the slots filled so far.
     """
 
-    def __init__(self, num_pages: int, page_size: int, *, enable_prefix_caching: bool = True) -> None:
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        *,
+        enable_prefix_caching: bool = True,
+        eviction_policy: str = "lru",
+        pinnable_pages: int = 0,
+        watch: PageHashes | None = None,
+    ) -> None:
+        """`pinnable_pages` of the pool may be pinned for good: no request is promised them. `watch` is told of what
+        enters and leaves the prefix tree."""
         self.page_size = page_size
         self.enable_prefix_caching = enable_prefix_caching
+        self.pinnable_pages = pinnable_pages
         self.evicted_pages = 0  # lifetime counter
         self._pool = PagePool(num_pages)
-        self._tree = RadixCache(self._pool, page_size)
+        self._tree = RadixCache(self._pool, page_size, EVICTION_POLICIES[eviction_policy])
+        self._tree.watch = watch
         self._leases: dict[int, Lease] = {}  # by seq_id
         self._copies: list[tuple[int, int]] = []  # (source, target), not yet handed to a step
         self._held: list[int] = []  # sources of copies of the step under way
 
     @property
+    def tree(self) -> RadixCache:
+        """For those who explain it: they only read it."""
+        return self._tree
+
+    @property
+    def pool(self) -> PagePool:
+        """For those who explain it: they only read it."""
+        return self._pool
+
+    @property
     def num_pages(self) -> int:
         return self._pool.num_pages
+
+    @property
+    def num_request_pages(self) -> int:
+        """Pages that one request can count on when it is alone."""
+        return self._pool.num_pages - self.pinnable_pages
 
     @property
     def num_free_pages(self) -> int:
@@ -70,14 +100,14 @@ class KVCacheManager:
         """The longest cached prefix of the sequence's first `limit` tokens. Changes nothing."""
         if not self.enable_prefix_caching or limit <= 0:
             return NO_MATCH
-        return self._tree.match_prefix(seq.token_ids, seq.request.cache_salt, limit)
+        return self._tree.match_prefix(seq.token_ids, seq.request.namespace, limit)
 
     def num_idle_pages(self, match: PrefixMatch) -> int:
         """Pages of the match that count as available now and no longer will once it is adopted."""
         in_use, holds = self._pool.seq_refs, self._pool.holds
         return sum(1 for page in match.pages if not in_use[page] and not holds[page])
 
-    def adopt(self, seq: Sequence, match: PrefixMatch) -> int:
+    def adopt(self, seq: Sequence, match: PrefixMatch, *, count_hit: bool = True) -> int:
         """Starts a sequence that has no pages with a fresh match of its own; returns how many tokens it has now.
 
         A match that ends inside a page gives it a copy of that page. For one step this takes a page more than
@@ -90,9 +120,12 @@ class KVCacheManager:
         whole = len(match.pages) * self.page_size
         node = None
         if self.enable_prefix_caching:
-            deepest = match.node or self._tree.root(seq.request.cache_salt)
-            self._tree.touch(deepest)
+            deepest = match.node or self._tree.root(seq.request.namespace)
             node = self._tree.node_at(deepest, whole)
+            used = deepest if match.num_tokens > whole else node
+            self._tree.touch(used)
+            if count_hit:
+                self._tree.count_hit(used, seq.request.priority)
             self._tree.lock(node)
         self._leases[seq.seq_id] = Lease(seq, node)
         if match.num_tokens == whole:
@@ -150,7 +183,7 @@ class KVCacheManager:
         if whole > lease.node.end:
             lease.node = self._commit_pages(seq, lease.node, whole)
         if computed > whole:
-            self._tree.insert(lease.node, seq.token_ids, seq.page_table, computed)
+            self._tree.insert(lease.node, seq.token_ids, seq.page_table, computed, seq.request.priority)
 
     def release(self, seq: Sequence, *, keep: bool = True) -> None:
         """Takes all pages from a sequence (it ended or was preempted). What it computed stays cached while there
@@ -187,7 +220,7 @@ class KVCacheManager:
 
     def _commit_pages(self, seq: Sequence, locked: Node, whole: int) -> Node:
         first = locked.end // self.page_size
-        node, known = self._tree.insert(locked, seq.token_ids, seq.page_table, whole)
+        node, known = self._tree.insert(locked, seq.token_ids, seq.page_table, whole, seq.request.priority)
         for logical, page in enumerate(known, first):
             own = seq.page_table[logical]
             if page != own:

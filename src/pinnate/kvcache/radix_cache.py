@@ -23,15 +23,35 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pinnate.core.request import Namespace
+from pinnate.kvcache.eviction import EvictionPolicy, Rank, lru
+from pinnate.kvcache.page_hashes import PageHashes
 from pinnate.kvcache.page_pool import NULL_PAGE, PagePool
+
+ROOT_PRIORITY = -(2**63)  # more urgent than any request's
+LAST_PRIORITY = 2**63
 
 
 class Node:
     """One edge of the tree. Roots have no parent and no tokens. Owned by RadixCache; others keep it as a handle."""
 
-    __slots__ = ("children", "last_used", "lock_count", "namespace", "pages", "parent", "queued", "start", "tokens")
+    __slots__ = (
+        "children",
+        "hits",
+        "last_used",
+        "lock_count",
+        "namespace",
+        "pages",
+        "parent",
+        "priority",
+        "queued",
+        "start",
+        "tokens",
+    )
 
-    def __init__(self, namespace: str, parent: Node | None, start: int, tokens: array[int], pages: array[int]) -> None:
+    def __init__(
+        self, namespace: Namespace, parent: Node | None, start: int, tokens: array[int], pages: array[int]
+    ) -> None:
         self.namespace = namespace
         self.parent = parent
         self.start = start
@@ -40,6 +60,8 @@ class Node:
         self.children: dict[int, Node] = {}  # by first token
         self.lock_count = 0  # locks on this node or below it
         self.last_used = 0
+        self.hits = 0  # adoptions of a match that reached this node
+        self.priority = ROOT_PRIORITY if parent is None else LAST_PRIORITY  # the most urgent request that used it
         self.queued = False  # has an entry in the eviction heap
 
     @property
@@ -87,15 +109,17 @@ def common_length(edge: array[int], tokens: array[int], start: int, limit: int) 
 class RadixCache:
     """Prefix tree over a PagePool. Namespaces (cache salts, adapters) never see each other's tokens."""
 
-    def __init__(self, pool: PagePool, page_size: int) -> None:
+    def __init__(self, pool: PagePool, page_size: int, policy: EvictionPolicy = lru) -> None:
         self._pool = pool
         self._page_size = page_size
-        self._roots: dict[str, Node] = {}
-        self._heap: list[tuple[int, int, Node]] = []  # (last_used when queued, tie-break, node)
+        self._rank = policy
+        self.watch: PageHashes | None = None  # told of what comes and goes
+        self._roots: dict[Namespace, Node] = {}
+        self._heap: list[tuple[Rank, int, Node]] = []  # (rank when queued, tie-break, node)
         self._clock = 0
         self._pushes = 0
 
-    def match_prefix(self, tokens: array[int], namespace: str, limit: int) -> PrefixMatch:
+    def match_prefix(self, tokens: array[int], namespace: Namespace, limit: int) -> PrefixMatch:
         """The longest known prefix of tokens[:limit]. Changes nothing. Time: O(length matched)."""
         root = self._roots.get(namespace)
         if root is None:
@@ -104,24 +128,35 @@ class RadixCache:
         tail = self._page_of(node, length // self._page_size) if length % self._page_size else NULL_PAGE
         return PrefixMatch(length, pages, tail, node)
 
-    def insert(self, after: Node, tokens: array[int], page_table: array[int], end: int) -> tuple[Node, array[int]]:
+    def insert(
+        self, after: Node, tokens: array[int], page_table: array[int], end: int, priority: int = 0
+    ) -> tuple[Node, array[int]]:
         """Makes the tree hold tokens[:end], whose KV is in `page_table`; adds only what it lacks.
 
         `after` is a root or ends at a page boundary, covers tokens[: after.end], and is locked by the caller.
+        `priority` is that of the request which computed them.
         Returns the deepest node that covers position end - 1, and the whole pages behind after.end that the
         tree already had for these tokens.
         """
         node, position, known = self._walk(after, tokens, end)
+        if position < node.end and (position < end or end % self._page_size == 0):
+            node = self._split(node, position)  # what lies behind is not used here
         if position < end:
-            if position < node.end:
-                node = self._split(node, position)
             # An edge can grow while nobody else has a lock that ends at it; locked ends stay at page boundaries.
             private = node.lock_count == 0 or (node is after and node.lock_count == 1 and end % self._page_size == 0)
-            if private and not node.children and node.parent is not None:
+            # What is added has not been hit, and is as urgent as this request.
+            same_use = node.hits == 0 and node.priority >= priority
+            if private and same_use and not node.children and node.parent is not None:
                 self._grow(node, tokens, page_table, end)
             else:
                 node = self._add_leaf(node, tokens, page_table, end)
+            if self.watch is not None:
+                whole = position // self._page_size
+                before = known[-1] if known else page_table[whole - 1] if whole else NULL_PAGE
+                self.watch.stored(node.namespace, tokens, page_table, position, end, before)
         self.touch(node)
+        if node.priority > priority:
+            self._raise_priority(node, priority)
         self._queue_if_evictable(node)
         return node, known
 
@@ -131,7 +166,7 @@ class RadixCache:
             node = node.parent
         return self._split(node, position) if node.end > position else node
 
-    def root(self, namespace: str) -> Node:
+    def root(self, namespace: Namespace) -> Node:
         """The root of a namespace, made on demand. Lock it: an unlocked root without children goes away."""
         if namespace not in self._roots:
             self._roots[namespace] = Node(namespace, None, 0, array("i"), array("i"))
@@ -165,23 +200,37 @@ class RadixCache:
             step.last_used = self._clock
             step = step.parent
 
+    def count_hit(self, node: Node, priority: int) -> None:
+        """Notes that a request of `priority` starts from the path to `node`."""
+        step: Node | None = node
+        while step is not None:
+            step.hits += 1
+            step = step.parent
+        self._raise_priority(node, priority)
+
     def evict(self, num_pages: int) -> int:
-        """Frees `num_pages` pages, or all that can be, from the ends of the least recently used unlocked leaves.
+        """Frees `num_pages` pages, or all that can be, from the ends of the unlocked leaves that rank lowest.
 
         Returns the number of pages freed. Amortised O(log nodes) for each leaf cut: a heap entry that is no
         longer true is dropped or renewed when it comes up.
         """
         freed = 0
         while freed < num_pages and self._heap:
-            stamp, _, node = heapq.heappop(self._heap)
+            rank, _, node = heapq.heappop(self._heap)
             node.queued = False
             if node.children or node.lock_count:
                 continue  # queued again once it is an unlocked leaf
-            if stamp != node.last_used:
+            if rank != self._rank(node):
                 self._queue_if_evictable(node)
                 continue
             freed += self._shorten(node, num_pages - freed)
         return freed
+
+    def namespaces(self) -> list[Namespace]:
+        return list(self._roots)
+
+    def roots(self) -> list[Node]:
+        return list(self._roots.values())
 
     def nodes(self) -> Iterator[Node]:
         """Every node, parents first."""
@@ -222,7 +271,7 @@ class RadixCache:
         page_cut = position // self._page_size - node.start // self._page_size
         upper = Node(node.namespace, node.parent, node.start, node.tokens[:cut], node.pages[:page_cut])
         upper.lock_count = node.lock_count
-        upper.last_used = node.last_used
+        upper.last_used, upper.hits, upper.priority = node.last_used, node.hits, node.priority
         node.parent.children[upper.tokens[0]] = upper
         node.parent = upper
         node.start = position
@@ -259,11 +308,17 @@ class RadixCache:
 
     def _shorten(self, leaf: Node, num_pages: int) -> int:
         """Cuts pages off the end of an unlocked leaf until `num_pages` became free or the leaf is gone."""
-        freed = 0
-        while len(leaf.pages) > 1 and freed < num_pages:
-            freed += self._pool.drop_tree_ref(leaf.pages.pop())
-            del leaf.tokens[(leaf.start // self._page_size + len(leaf.pages)) * self._page_size - leaf.start :]
-        if freed == num_pages:
+        kept, freed = len(leaf.pages), 0
+        while kept > 1 and freed < num_pages:
+            kept -= 1
+            freed += self._pool.drop_tree_ref(leaf.pages[kept])
+        if freed < num_pages:
+            kept = 0
+        end = max(leaf.start, (leaf.start // self._page_size + kept) * self._page_size)
+        if self.watch is not None:
+            self.watch.cut(leaf, end, leaf.pages[kept:])
+        if kept:
+            del leaf.pages[kept:], leaf.tokens[end - leaf.start :]
             self._queue_if_evictable(leaf)
             return freed
         parent = leaf.parent
@@ -276,6 +331,12 @@ class RadixCache:
         self._queue_if_evictable(parent)
         return freed
 
+    def _raise_priority(self, node: Node, priority: int) -> None:
+        while node.priority > priority:  # a parent is at least as urgent as its children, a root more than all
+            node.priority = priority
+            assert node.parent is not None
+            node = node.parent
+
     def _queue_if_evictable(self, node: Node) -> None:
         if node.children or node.lock_count or node.queued:
             return
@@ -284,4 +345,4 @@ class RadixCache:
             return
         node.queued = True
         self._pushes += 1
-        heapq.heappush(self._heap, (node.last_used, self._pushes, node))
+        heapq.heappush(self._heap, (self._rank(node), self._pushes, node))

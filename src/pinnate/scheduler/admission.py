@@ -59,12 +59,12 @@ class AdmissionControl:
         # The last token of a sequence is never computed. Whole pages of the prompt are shared by the n choices.
         shared = prompt // self._cache.page_size if n > 1 else 0
         pages = shared + n * (self._cache.pages_for(prompt + max(output, 1) - 1) - shared)
-        if pages > self._cache.num_pages:
+        if pages > self._cache.num_request_pages:
             raise ContextLengthError(
                 f"the prompt has {prompt} tokens, max_tokens is {output} and n is {n}: they need "
                 f"{pages * self._cache.page_size} tokens of KV memory, but there are "
-                f"{self._cache.num_pages * self._cache.page_size}",
-                param="prompt" if self._cache.pages_for(prompt) > self._cache.num_pages else "max_tokens",
+                f"{self._cache.num_request_pages * self._cache.page_size}",
+                param="prompt" if self._cache.pages_for(prompt) > self._cache.num_request_pages else "max_tokens",
             )
 
     def demand(self, seq: Sequence, num_choices: int) -> int:
@@ -97,7 +97,7 @@ def prefix_is_underway(seq: Sequence, limit: int, match: PrefixMatch, running: I
     for other in running:
         if not other.num_computed_tokens < end <= other.num_tokens:
             continue
-        if other.request.cache_salt != seq.request.cache_salt:
+        if other.request.namespace != seq.request.namespace:
             continue
         prefix = seq.token_ids[:end] if prefix is None else prefix
         if other.token_ids[:end] == prefix:

@@ -79,6 +79,7 @@ def token_output(
     if state.request.sampling.prompt_logprobs is not None and not state.scores_sent and not state.scores_needed:
         prompt_logprobs = [None, *state.prompt_scores]
         state.scores_sent = True
+    report, state.cache_report = state.cache_report, None
     return TokenOutput(
         seq.request.request_id,
         seq.index,
@@ -88,6 +89,7 @@ def token_output(
         seq.stop_token,
         seq.num_cached_tokens,
         prompt_logprobs,
+        cache_report=report,
     )
 
 

@@ -27,8 +27,9 @@ from itertools import islice
 
 from pinnate.core.batch import SchedulerOutput, StepResult, TokenLogprobs
 from pinnate.core.errors import InvalidRequestError, QueueFullError
-from pinnate.core.messages import EngineStats, TokenOutput
+from pinnate.core.messages import CacheReport, EngineStats, TokenOutput
 from pinnate.core.request import FinishReason, Request, RequestStatus, Sequence
+from pinnate.kvcache.explain import MatchExplainer, note_lost_tail
 from pinnate.kvcache.manager import KVCacheManager
 from pinnate.kvcache.radix_cache import PrefixMatch
 from pinnate.scheduler.admission import AdmissionControl, Limits, prefix_is_underway
@@ -55,8 +56,11 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_model_len: int,
         max_num_queued_reqs: int = 1024,
+        explainer: MatchExplainer | None = None,
     ) -> None:
+        """`explainer` makes the cache reports that requests ask for; without it they get none."""
         self._cache = cache
+        self._explainer = explainer
         self._policy = POLICIES[policy]
         self._limits = Limits(max_num_seqs, max_num_batched_tokens, max_model_len, max_num_queued_reqs)
         self._admission = AdmissionControl(cache, self._limits)
@@ -180,9 +184,12 @@ class Scheduler:
         for earlier in self._waiting[:place]:
             self._states[earlier.request.request_id].overtaken += 1
         del self._waiting[place]
+        if seq.request.cache_report and not state.admitted:
+            state.cache_report = self._explain(seq, state, match)
         seq.num_computed_tokens = self._cache.adopt(seq, match)
         if not state.admitted:
             state.admitted = True
+            state.cache_report = note_lost_tail(state.cache_report, seq.num_computed_tokens)
             seq.num_cached_tokens = seq.num_computed_tokens
             self._totals["prompt_tokens"] += seq.num_prompt_tokens
             if self._cache.enable_prefix_caching and not state.scores_needed:
@@ -190,6 +197,11 @@ class Scheduler:
             self._totals["prefix_cache_hits"] += seq.num_cached_tokens
         self._start_running(seq)
         self._continue(step, seq)
+
+    def _explain(self, seq: Sequence, state: RequestState, match: PrefixMatch) -> CacheReport | None:
+        if self._explainer is None:
+            return None
+        return self._explainer.explain(seq.token_ids, seq.request.namespace, match, state.match_limit(seq))
 
     # ------------------------------------------------------------------ its results
 

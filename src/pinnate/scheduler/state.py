@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pinnate.core.batch import TokenLogprobs
+from pinnate.core.messages import CacheReport
 from pinnate.core.request import Request, Sequence
 
 
@@ -25,6 +26,7 @@ class RequestState:
     prompt_scores: list[TokenLogprobs] = field(default_factory=list)
     scores_sent: bool = False
     admitted: bool = False
+    cache_report: CacheReport | None = None  # until it is sent
     overtaken: int = 0  # how many later requests were admitted first
 
     @classmethod

@@ -11,6 +11,7 @@ from starlette.routing import Route as HTTPRoute
 
 from pinnate.server import chat, completions
 from pinnate.server.auth import KeyCheck
+from pinnate.server.cache import CacheRoutes
 from pinnate.server.endpoint import GenerationEndpoint, Route
 from pinnate.server.errors import handlers
 from pinnate.server.operator import Operator
@@ -25,6 +26,7 @@ COMPLETIONS = Route(completions.prepare, CompletionChunkWriter, completion)
 def create_app(state: ServerState) -> Starlette:
     """The ASGI application. `state.engine` may still be None: requests then get 503, and so does /health."""
     operator = Operator(state)
+    cache = CacheRoutes(state)
     routes = [
         HTTPRoute("/v1/chat/completions", GenerationEndpoint(state, CHAT), methods=["POST"]),
         HTTPRoute("/v1/completions", GenerationEndpoint(state, COMPLETIONS), methods=["POST"]),
@@ -35,6 +37,11 @@ def create_app(state: ServerState) -> Starlette:
         HTTPRoute("/version", operator.version, methods=["GET"]),
         HTTPRoute("/server_info", operator.server_info, methods=["GET"]),
         HTTPRoute("/flush_cache", operator.flush_cache, methods=["POST"]),
+        HTTPRoute("/pin_prefix", cache.pin, methods=["POST"]),
+        HTTPRoute("/unpin_prefix", cache.unpin, methods=["POST"]),
+        HTTPRoute("/resync_kv_events", cache.resync, methods=["POST"]),
+        HTTPRoute("/debug/cache", cache.describe, methods=["GET"]),
+        HTTPRoute("/debug/match", cache.explain, methods=["POST"]),
         HTTPRoute("/tokenize", operator.tokenize, methods=["POST"]),
         HTTPRoute("/detokenize", operator.detokenize, methods=["POST"]),
     ]

@@ -15,6 +15,7 @@ from pinnate.core.errors import InvalidRequestError, UnsupportedError
 from pinnate.server.body import convert
 from pinnate.server.generation import Job, Prompt
 from pinnate.server.params import (
+    check_cache_report,
     check_cache_salt,
     check_max_tokens,
     check_model,
@@ -58,6 +59,7 @@ async def prepare(state: ServerState, engine: AsyncEngine, fields: dict[str, Any
     if request.stream and request.prompt_logprobs is not None:
         raise InvalidRequestError("prompt_logprobs is not available with stream: true", param="prompt_logprobs")
     include_usage = includes_usage(request)
+    check_cache_report(request.cache_report, engine.info)
     salt, priority = check_cache_salt(request.cache_salt), check_priority(request.priority)
     token_ids = await render_and_tokenize(state, engine, request.messages, request)
     return Job(
@@ -68,6 +70,7 @@ async def prepare(state: ServerState, engine: AsyncEngine, fields: dict[str, Any
         stream=request.stream,
         include_usage=include_usage,
         cache_salt=salt,
+        cache_report=request.cache_report,
         priority=priority,
         prompt_logprobs=request.prompt_logprobs is not None,
         return_token_ids=request.return_token_ids,

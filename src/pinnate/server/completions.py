@@ -14,6 +14,7 @@ from pinnate.server.body import convert
 from pinnate.server.generation import Job, Prompt
 from pinnate.server.params import (
     MAX_PROMPTS,
+    check_cache_report,
     check_cache_salt,
     check_max_tokens,
     check_model,
@@ -49,6 +50,7 @@ async def prepare(state: ServerState, engine: AsyncEngine, fields: dict[str, Any
     )
     _check_best_of(request)
     include_usage = includes_usage(request)
+    check_cache_report(request.cache_report, engine.info)
     salt, priority = check_cache_salt(request.cache_salt), check_priority(request.priority)
     special = True if request.add_special_tokens is None else request.add_special_tokens
     prompts = await _read_prompts(state, engine, request.prompt, special, echo=request.echo)
@@ -66,6 +68,7 @@ async def prepare(state: ServerState, engine: AsyncEngine, fields: dict[str, Any
         stream=request.stream,
         include_usage=include_usage,
         cache_salt=salt,
+        cache_report=request.cache_report,
         priority=priority,
         echo=request.echo,
         prompt_logprobs=request.prompt_logprobs is not None,

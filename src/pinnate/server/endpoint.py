@@ -20,10 +20,11 @@ from starlette.types import Receive, Scope, Send
 
 from pinnate.core.errors import PinnateError
 from pinnate.server.body import Disconnected, read_json
+from pinnate.server.cache_report import Vocabulary
 from pinnate.server.errors import NotReadyError, describe
 from pinnate.server.generation import Job, Output, Tally, abort, attend, merge, submit
 from pinnate.server.protocol import ChatCompletion, Completion, Usage
-from pinnate.server.replies import Gathered, Vocabulary
+from pinnate.server.replies import Gathered
 from pinnate.server.state import Phase, ServerState
 from pinnate.server.streaming import ChunkWriter, error_event, stream_headers
 

@@ -46,6 +46,7 @@ class Job:
     stream: bool = False
     include_usage: bool = False
     cache_salt: str = ""
+    cache_report: bool = False
     priority: int = 0
     echo: bool = False
     prompt_logprobs: bool = False
@@ -76,6 +77,7 @@ async def submit(engine: AsyncEngine, job: Job) -> list[RequestStream]:
                 request_id=f"{job.id}-{number}",
                 cache_salt=job.cache_salt,
                 priority=job.priority,
+                cache_report=job.cache_report,
             )
             streams.append(stream)
     except BaseException:

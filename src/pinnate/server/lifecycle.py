@@ -35,6 +35,8 @@ BACKLOG = 2048
 LAST_WRITES_SECONDS = 2  # for what is being sent when all requests have ended
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
+_PLAN_LABELS = ("memory", "KV pool", "")  # of MemoryPlan.lines
+
 _logger = logging.getLogger("pinnate.server")
 
 
@@ -202,7 +204,7 @@ def _banner(state: ServerState, engine: AsyncEngine, url: str, seconds: float) -
             f"  model       {info['model']} ({info['family']}, context {info['max_model_len']} tokens)",
             f"  dtype       {info['dtype']}, {info['executor']} executor, {info['threads']} threads",
             f"  weights     {_weights(info['weights'])}, quantization {info['quantization']}",
-            f"  KV pool     {info['kv_tokens']} tokens ({info['kv_bytes'] / 2**20:.0f} MiB)",
+            *(f"  {label:<11} {line}" for label, line in zip(_PLAN_LABELS, info["memory_plan"], strict=True)),
             f"  started in  {seconds:.2f} s ({steps})",
             "",
             f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\",

@@ -6,7 +6,10 @@ vocabulary, KV pool), which `AsyncEngine.submit` checks.
 
 from __future__ import annotations
 
-from pinnate.core.errors import InvalidRequestError, NotFoundError
+from collections.abc import Mapping
+from typing import Any
+
+from pinnate.core.errors import InvalidRequestError, NotFoundError, UnsupportedError
 from pinnate.core.sampling import SamplingParams
 from pinnate.server.body import convert
 from pinnate.server.protocol import GenerationFields, StreamOptions
@@ -72,6 +75,11 @@ def check_cache_salt(salt: str | None) -> str:
     if not salt or len(salt) > 1024:
         raise InvalidRequestError("cache_salt must be a string of 1 to 1024 characters", param="cache_salt")
     return salt
+
+
+def check_cache_report(asked: bool, info: Mapping[str, Any]) -> None:
+    if asked and info.get("cache_report", "off") == "off":
+        raise UnsupportedError("cache_report: the server was started without --cache-report", param="cache_report")
 
 
 def check_priority(priority: int) -> int:

@@ -48,6 +48,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool = True
     prompt_logprobs: int | None = None
     cache_salt: str | None = None
+    cache_report: bool = False
     priority: int = 0
     add_special_tokens: bool | None = None
     return_token_ids: bool = False
@@ -104,6 +105,17 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = {}
     return_token_strs: bool = False
+
+
+class PrefixRequest(TokenizeRequest, kw_only=True):
+    """POST /pin_prefix and /debug/match: a text, ids, or the first messages of a chat."""
+
+    prompt: str | list[int] | None = None  # type: ignore[assignment]
+    cache_salt: str | None = None
+
+
+class UnpinRequest(msgspec.Struct, kw_only=True):
+    pin_id: str
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
@@ -190,6 +202,19 @@ UNSUPPORTED_MESSAGE: Mapping[str, Neutral] = {
 # ------------------------------------------------------------------------------------------------ answers
 
 
+class CacheReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What the prefix cache did for one prompt. `before` and `after` are the text around the first token that was not
+    found. `num_lost_tokens`: see `core.messages.CacheReport`."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    reason: str
+    num_lost_tokens: int
+    before: str
+    after: str
+    explanation: str
+
+
 class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
 
@@ -261,6 +286,7 @@ class Completion(msgspec.Struct, kw_only=True):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
+    cache_report: list[CacheReport] | UnsetType = UNSET
 
 
 class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -287,6 +313,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     usage: Usage
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    cache_report: list[CacheReport] | UnsetType = UNSET
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
@@ -311,6 +338,7 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    cache_report: list[CacheReport] | UnsetType = UNSET
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,11 +5,13 @@ Knows: the two answers' shapes. Must not know: HTTP, the engine. `Vocabulary` is
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
 from pinnate.core.batch import TokenLogprobs
+from pinnate.core.messages import CacheReport
+from pinnate.server.cache_report import Vocabulary, show_report
 from pinnate.server.generation import Job, Output
 from pinnate.server.logprobs import LogprobsWriter, chat_logprobs, prompt_logprobs
 from pinnate.server.protocol import (
@@ -22,17 +24,10 @@ from pinnate.server.protocol import (
     PromptLogprobs,
     Usage,
 )
+from pinnate.server.protocol import CacheReport as ShownReport
 
 if TYPE_CHECKING:
     from msgspec import UnsetType
-
-
-class Vocabulary(Protocol):
-    """What answers need of the tokenizer."""
-
-    def token_bytes(self, token_id: int) -> bytes: ...
-
-    def is_special(self, token_id: int) -> bool: ...
 
 
 class Choice:
@@ -57,6 +52,7 @@ class Gathered:
         self._n = job.params.n
         self.choices = [Choice() for _ in range(job.num_choices)]
         self.prompt_scores: dict[int, list[TokenLogprobs | None]] = {}
+        self.cache_reports: dict[int, CacheReport] = {}  # by prompt
 
     def add(self, outputs: list[Output]) -> None:
         for number, delta in outputs:
@@ -68,6 +64,8 @@ class Gathered:
                 choice.finish_reason, choice.stop_reason = str(delta.finish_reason), delta.stop_reason
             if delta.prompt_logprobs is not None:
                 self.prompt_scores[number] = delta.prompt_logprobs
+            if delta.cache_report is not None:
+                self.cache_reports[number] = delta.cache_report
 
 
 def completion(job: Job, gathered: Gathered, usage: Usage, vocabulary: Vocabulary) -> Completion:
@@ -89,7 +87,14 @@ def completion(job: Job, gathered: Gathered, usage: Usage, vocabulary: Vocabular
                 token_ids=choice.token_ids if job.return_token_ids else UNSET,
             )
         )
-    return Completion(id=job.id, created=job.created, model=job.model, choices=choices, usage=usage)
+    return Completion(
+        id=job.id,
+        created=job.created,
+        model=job.model,
+        choices=choices,
+        usage=usage,
+        cache_report=_cache_reports(job, gathered, vocabulary),
+    )
 
 
 def completion_logprobs(
@@ -138,4 +143,12 @@ def chat_completion(job: Job, gathered: Gathered, usage: Usage, vocabulary: Voca
         usage=usage,
         prompt_logprobs=shown_prompt_logprobs(job, gathered.prompt_scores.get(0, []), vocabulary),
         prompt_token_ids=job.prompts[0].token_ids if job.return_token_ids else UNSET,
+        cache_report=_cache_reports(job, gathered, vocabulary),
     )
+
+
+def _cache_reports(job: Job, gathered: Gathered, vocabulary: Vocabulary) -> list[ShownReport] | UnsetType:
+    if not job.cache_report:
+        return UNSET
+    reports = sorted(gathered.cache_reports.items())
+    return [show_report(report, job.prompts[number].token_ids, vocabulary) for number, report in reports]

@@ -15,11 +15,13 @@ import msgspec
 from msgspec import UNSET
 
 from pinnate.core.batch import TokenLogprobs
+from pinnate.core.messages import CacheReport
+from pinnate.server.cache_report import Vocabulary, show_report
 from pinnate.server.errors import ErrorObject, error_bytes
 from pinnate.server.generation import Job, Output
 from pinnate.server.logprobs import LogprobsWriter, chat_logprobs
 from pinnate.server.protocol import ChatChunk, ChatChunkChoice, Completion, CompletionChoice, Delta, Usage
-from pinnate.server.replies import Vocabulary, logprobs_writer
+from pinnate.server.replies import logprobs_writer
 
 DONE = b"data: [DONE]\n\n"
 _HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
@@ -50,6 +52,14 @@ class ChunkWriter(Protocol):
     def end(self, usage: Usage) -> bytes:
         """The last events: usage if asked for, and [DONE]."""
         ...
+
+
+def report_event(
+    chunk: ChatChunk | Completion, job: Job, number: int, report: CacheReport, vocabulary: Vocabulary
+) -> bytes:
+    """A chunk without choices, before the first of its prompt."""
+    shown = show_report(report, job.prompts[number].token_ids, vocabulary)
+    return event(_encode(msgspec.structs.replace(chunk, cache_report=[shown])))
 
 
 class _Frame:
@@ -87,6 +97,8 @@ class ChatChunkWriter:
     def write(self, outputs: list[Output]) -> bytes:
         parts: list[bytes] = []
         for number, delta in outputs:
+            if delta.cache_report is not None:
+                parts.append(report_event(self._chunk, self._job, number, delta.cache_report, self._vocabulary))
             index = self._frame.index(number, delta.index)
             if index not in self._started:
                 self._started.add(index)
@@ -141,6 +153,8 @@ class CompletionChunkWriter:
     def write(self, outputs: list[Output]) -> bytes:
         parts: list[bytes] = []
         for number, delta in outputs:
+            if delta.cache_report is not None:
+                parts.append(report_event(self._chunk, self._job, number, delta.cache_report, self._vocabulary))
             if delta.prompt_logprobs is not None:
                 self._prompt_scores[number] = delta.prompt_logprobs
             index = self._frame.index(number, delta.index)

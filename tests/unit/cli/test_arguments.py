@@ -77,6 +77,8 @@ def test_no_flags_leave_every_default(parse: Parse, model: str) -> None:
         (["--max-num-queued-reqs", "--max-queued-requests"], "max_num_queued_reqs", 5),
         (["--seed", "--random-seed"], "seed", 11),
         (["--schedule-policy", "--scheduling-policy"], "schedule_policy", "lpm"),
+        (["--eviction-policy", "--radix-eviction-policy"], "eviction_policy", "slru"),
+        (["--cache-report"], "cache_report", "own"),
         (["--executor"], "executor", "reference"),
         (["--dtype"], "dtype", "float32"),
         (["--quantization", "-q"], "quantization", "int4"),

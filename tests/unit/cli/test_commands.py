@@ -278,6 +278,7 @@ def fake_machine(monkeypatch: pytest.MonkeyPatch, isas: list[str]) -> None:
         weights=[WeightGroup("int8", "Q8_0: as it is", 3, 5 << 20), WeightGroup("float32", "norms", 2, 1 << 19)],
         max_model_len=choice(100, "100 tokens: why"),
         num_pages=choice(4, "from the memory"), page_bytes=1 << 20,
+        memory=SimpleNamespace(lines=lambda: ["5.5 MiB weights", "64.0 KiB of KV per token", "why"]),
         kv_cache_dtype=choice("int8", "int8: why"),
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "pinnate._native", native)  # type: ignore[arg-type]
@@ -295,6 +296,8 @@ def test_doctor_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     assert report["model"]["path"] == str(default_model_path())
     assert report["plan"]["pages"] == {"value": 4, "reason": "from the memory"}
     assert report["plan"]["KV bytes"] == 4 << 20
+    assert report["plan"]["memory"] == "5.5 MiB weights"
+    assert report["plan"]["KV tokens"] == "64.0 KiB of KV per token"
     assert report["plan"]["quantization"] == {"value": "int8", "reason": "int8: asked"}
     assert report["plan"]["weights"][0] == {
         "format": "int8", "reason": "Q8_0: as it is", "pieces": 3, "bytes": 5 << 20

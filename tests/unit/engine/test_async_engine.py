@@ -9,12 +9,20 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from tests.fakes import EOS, VOCAB_SIZE, ByteTokenizer, FakeExecutor, ThreadClient, expected_tokens, spell
 
-from pinnate.core.errors import ContextLengthError, EngineDeadError, EngineError, InvalidRequestError, QueueFullError
+from pinnate.core.errors import (
+    ContextLengthError,
+    EngineDeadError,
+    EngineError,
+    InvalidRequestError,
+    NotFoundError,
+    QueueFullError,
+)
 from pinnate.core.messages import Abort
 from pinnate.core.request import FinishReason, Request
 from pinnate.core.sampling import SamplingParams
 from pinnate.engine import async_engine
 from pinnate.engine.async_engine import AsyncEngine
+from pinnate.engine.cache_commands import CacheCommands
 from pinnate.engine.engine_core import EngineCore
 from pinnate.engine.model_text import ModelText
 from pinnate.engine.output_processor import OutputDelta
@@ -49,9 +57,10 @@ class World:
         return client
 
     def make_core(self, inbox: ThreadClient, outbox: ThreadClient) -> EngineCore:
-        cache = KVCacheManager(num_pages=64, page_size=4)
+        cache = KVCacheManager(num_pages=64, page_size=4, pinnable_pages=8)
         scheduler = Scheduler(cache, max_num_seqs=4, max_num_batched_tokens=32, max_model_len=128)
-        return EngineCore(scheduler, FakeExecutor(4, **self.executor_options), inbox, outbox)
+        commands = CacheCommands(cache).handlers()
+        return EngineCore(scheduler, FakeExecutor(4, **self.executor_options), inbox, outbox, commands=commands)
 
     def start(self, *, seed: int | None = None, **executor_options: object) -> AsyncEngine:
         self.executor_options = executor_options
@@ -197,6 +206,36 @@ async def test_commands(world: World) -> None:
     assert (await engine.command("flush_cache"))["freed_pages"] == 5
     with pytest.raises(EngineError, match="unknown command"):
         await engine.command("dance")
+
+
+async def test_a_refused_command_says_what_to_mend(world: World) -> None:
+    engine = world.start()
+    for arguments, kind, param, code in (
+        ({"token_ids": [1]}, InvalidRequestError, "prompt", "invalid_request"),
+        ({"token_ids": list(range(40))}, InvalidRequestError, "prompt", "pin_quota_exceeded"),
+    ):
+        with pytest.raises(kind) as refusal:
+            await engine.command("pin", **arguments)
+        assert (refusal.value.param, refusal.value.code) == (param, code)
+    with pytest.raises(NotFoundError, match="no pin 'x'"):
+        await engine.command("unpin", pin_id="x")
+    with pytest.raises(EngineError, match="ValidationError"):  # a fault of ours, not of a caller
+        await engine.command("pin", token_ids="text")
+
+
+async def test_a_prefix_is_computed_and_pinned(world: World) -> None:
+    engine = world.start()
+    prompt = list(range(12))
+    assert await engine.command("pin", token_ids=prompt) == {"pinned": False}
+    await gather(await engine.submit(prompt, greedy(max_tokens=1), request_id="x"))
+    pinned = await engine.command("pin", token_ids=prompt)
+    assert pinned == {
+        "pinned": True, "pin_id": "pin-1", "num_tokens": 12, "num_pages": 3, "pinned_pages": 3, "quota_pages": 8,
+    }  # fmt: skip
+    assert (await engine.command("flush_cache"))["freed_pages"] == 0
+    deltas = await gather(await engine.submit([*prompt, 1], greedy(max_tokens=1), request_id="x"))
+    assert deltas[0].num_cached_tokens == 12
+    assert await engine.command("unpin", pin_id="pin-1") == {"unpinned_pages": 3, "pinned_pages": 0, "quota_pages": 8}
 
 
 async def test_death_ends_streams_and_the_engine_comes_back(world: World) -> None:

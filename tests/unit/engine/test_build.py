@@ -42,6 +42,16 @@ def test_plan(model: LoadedModel) -> None:
     assert plan.reasons().keys() == {"dtype", "quantization", "threads", "KV type", "KV pool", "max_model_len"}
 
 
+def test_what_may_be_pinned_is_promised_to_no_request(model: LoadedModel) -> None:
+    plan = plan_engine(config(num_pages=10, pin_quota=0.35), model, MACHINE)
+    assert plan.pinnable_pages == 3
+    assert plan.max_model_len.value == min(7 * 16, model.config.max_position_embeddings)
+    assert plan.memory.pinnable_tokens == 48
+    assert plan.memory.weight_bytes == sum(group.bytes for group in plan.weights)
+    assert plan.memory.kv_bytes == 10 * plan.page_bytes
+    assert plan.memory.available == MACHINE.memory_available
+
+
 def test_plan_with_int8_keys_and_values(model: LoadedModel) -> None:
     plan = plan_engine(config(kv_cache_dtype="int8"), model, MACHINE)
     heads = model.config.num_layers * model.config.num_kv_heads

@@ -8,6 +8,7 @@ import pytest
 from tests.fakes import EOS, FakeExecutor, expected_tokens, make_request
 
 from pinnate.core.batch import SchedulerOutput
+from pinnate.core.errors import InvalidRequestError
 from pinnate.core.messages import Abort, Command, EngineStats, FromEngine, Reply, StepOutputs, ToEngine, TokenOutput
 from pinnate.core.request import FinishReason, Request
 from pinnate.engine.engine_core import EngineCore
@@ -178,6 +179,44 @@ def test_time_is_counted() -> None:
     stats = rig.core.stats()
     assert stats.steps == len(rig.executor.batches) == 8
     assert 0 < stats.execute_seconds < stats.step_seconds
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.steps = 0
+        self.closed = False
+
+    def publish(self) -> None:
+        self.steps += 1
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_events_are_published_once_a_step_commands_included_and_closed_in_the_end() -> None:
+    rig, listener = Rig(), Listener()
+    rig.core = EngineCore(rig.scheduler, rig.executor, rig.mailbox, rig.mailbox, events=listener)
+    rig.run(make_request("r", range(10)))
+    assert listener.steps >= len(rig.executor.batches)
+    before = listener.steps
+    rig.step(Command(1, "flush_cache"))
+    assert listener.steps == before + 1
+    rig.core.close()
+    assert listener.closed
+
+
+def test_commands_from_outside_are_answered_and_their_refusals_are_told_from_faults() -> None:
+    def refuse(_arguments: dict[str, object]) -> dict[str, object]:
+        raise InvalidRequestError("no", param="prompt", code="pin_quota_exceeded")
+
+    rig = Rig()
+    commands = {"echo": lambda arguments: arguments, "refuse": refuse, "break": lambda arguments: arguments["x"]}
+    rig.core = EngineCore(rig.scheduler, rig.executor, rig.mailbox, rig.mailbox, commands=commands)
+    sent = [Command(1, "echo", {"a": 1}), Command(2, "refuse"), Command(3, "break")]
+    replies = [rig.step(command)[-1] for command in sent]
+    assert replies[0] == Reply(1, {"a": 1})
+    assert replies[1] == Reply(2, {}, "no", "InvalidRequestError", "prompt", "pin_quota_exceeded")
+    assert replies[2] == Reply(3, {}, "KeyError: 'x'")
 
 
 def test_close_closes_the_executor() -> None:

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pinnate.core.batch import Sample, SchedulerOutput, StepResult, TokenLogprobs
-from pinnate.core.messages import TokenOutput
+from pinnate.core.messages import CacheReport, TokenOutput
 from pinnate.core.request import Request
 from pinnate.core.sampling import SamplingParams
+from pinnate.kvcache.explain import EvictedPaths, MatchExplainer
 from pinnate.kvcache.manager import KVCacheManager
+from pinnate.kvcache.page_hashes import PageHashes
 from pinnate.scheduler.scheduler import Scheduler
 
 EOS = 0
 
 
 def make_request(name: str, prompt: list[int], **fields: object) -> Request:
-    outer = {key: fields.pop(key) for key in ("priority", "cache_salt") if key in fields}
+    outer = {key: fields.pop(key) for key in ("priority", "cache_salt", "adapter", "cache_report") if key in fields}
     params = SamplingParams(**{"max_tokens": 4, "seed": 0, **fields})  # type: ignore[arg-type]
     return Request(request_id=name, prompt_token_ids=prompt, sampling=params, eos_token_ids=(EOS,), **outer)  # type: ignore[arg-type]
 
@@ -34,8 +36,15 @@ class Engine:
         budget: int = 64,
         max_model_len: int = 128,
         max_num_queued_reqs: int = 1024,
+        pinnable_pages: int = 0,
+        reports: bool = False,
     ) -> None:
-        self.cache = KVCacheManager(num_pages, page_size, enable_prefix_caching=caching)
+        evicted = EvictedPaths(page_size)
+        hashes = PageHashes(page_size, [evicted]) if reports else None
+        self.cache = KVCacheManager(
+            num_pages, page_size, enable_prefix_caching=caching, pinnable_pages=pinnable_pages, watch=hashes
+        )
+        explainer = MatchExplainer(self.cache.tree, hashes, evicted, page_size, True) if hashes is not None else None
         self.scheduler = Scheduler(
             self.cache,
             policy=policy,
@@ -43,11 +52,13 @@ class Engine:
             max_num_batched_tokens=budget,
             max_model_len=max_model_len,
             max_num_queued_reqs=max_num_queued_reqs,
+            explainer=explainer,
         )
         self.token: Callable[[Sample], int] = lambda _sample: 100
         self.output: SchedulerOutput | None = None  # of the latest step
         self.tokens: dict[tuple[str, int], list[int]] = {}
         self.ends: dict[tuple[str, int], TokenOutput] = {}
+        self.reports: dict[str, CacheReport] = {}
 
     def add(self, name: str, prompt: list[int], **fields: object) -> None:
         self.scheduler.add(make_request(name, prompt, **fields))
@@ -74,6 +85,9 @@ class Engine:
         for output in outputs:
             key = output.request_id, output.index
             self.tokens.setdefault(key, []).extend(output.token_ids)
+            if output.cache_report is not None:
+                assert output.request_id not in self.reports
+                self.reports[output.request_id] = output.cache_report
             if output.finish_reason is not None:
                 self.ends[key] = output
 

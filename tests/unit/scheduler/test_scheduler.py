@@ -4,6 +4,7 @@ import pytest
 
 from pinnate.core.errors import ContextLengthError, InvalidRequestError, QueueFullError
 from pinnate.core.request import FinishReason
+from pinnate.kvcache.pins import Pins
 from tests.unit.scheduler.helpers import EOS, Engine, make_request
 
 
@@ -198,6 +199,48 @@ def test_without_caching_or_with_another_salt_nobody_waits() -> None:
         engine.add("second", list(range(1, 21)), cache_salt="a" if fields else "b")
         engine.step()
         assert engine.sizes() == [20, 20]
+
+
+@pytest.mark.parametrize("other", [{"cache_salt": "b"}, {"cache_salt": ""}, {"cache_salt": "a", "adapter": "x"}])
+@pytest.mark.parametrize("underway", [False, True])
+def test_a_foreign_salt_shows_no_hit_in_any_work_done(other: dict[str, str], underway: bool) -> None:
+    """Whoever guesses another tenant's prompt sees the steps, tokens and pages of one that nobody has sent before."""
+    prompt = list(range(1, 31))
+
+    def work(victim: list[int]) -> list[tuple[int, ...]]:
+        engine = Engine(budget=16)
+        engine.add("victim", victim, cache_salt="a", max_tokens=3)
+        if underway:
+            engine.step()
+        else:
+            engine.run()
+        engine.add("guess", prompt, max_tokens=3, **other)
+        seen = []
+        while ("guess", 0) not in engine.ends:
+            engine.step()
+            assert engine.output is not None
+            mine = [part for part in engine.output.sequences if tuple(part.token_ids[:1]) != (90,)]
+            seen.append((*engine.sizes(), len(mine), len(engine.output.copies), engine.cache.num_free_pages))
+        assert engine.ends["guess", 0].num_cached_tokens == 0
+        return seen
+
+    assert work(prompt) == work([t + 50 for t in prompt])
+
+
+def test_all_that_may_be_pinned_is_pinned_and_the_largest_request_still_runs() -> None:
+    engine = Engine(num_pages=9, page_size=4, pinnable_pages=4)
+    engine.add("prefix", list(range(1, 17)), max_tokens=1)
+    engine.run()
+    pins = Pins(engine.cache)
+    assert pins.pin(list(range(1, 17))) is not None
+    engine.add("largest", list(range(50, 67)), max_tokens=4)  # the last token is never computed: 20, five pages
+    engine.run(max_steps=10)
+    assert len(engine.tokens["largest", 0]) == 4
+    with pytest.raises(ContextLengthError, match="there are 20"):
+        engine.add("larger", list(range(50, 67)), max_tokens=5)
+    engine.add("hit", [*range(1, 17), 70], max_tokens=1)
+    engine.run(max_steps=10)
+    assert engine.ends["hit", 0].num_cached_tokens == 16
 
 
 def test_preemption_takes_the_last_and_its_work_is_found_again() -> None:

@@ -80,6 +80,7 @@ class Submitted:
     params: SamplingParams
     salt: str
     priority: int
+    cache_report: bool = False
 
 
 def score(
@@ -108,18 +109,31 @@ class FakeEngine:
     stats: EngineStats = field(default_factory=EngineStats)
     info: dict[str, Any] = field(default_factory=lambda: {"dtype": "float32"})
     commands: list[str] = field(default_factory=list)
+    arguments: list[dict[str, Any]] = field(default_factory=list)  # of the commands
+    replies: list[dict[str, Any] | Exception] = field(default_factory=list)  # to the coming commands
     tokenizer: ByteTokenizer = field(default_factory=ByteTokenizer)
     vocab_size: int = VOCAB
 
     async def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
-    async def command(self, name: str) -> dict[str, Any]:
+    async def command(self, name: str, **arguments: Any) -> dict[str, Any]:
         self.commands.append(name)
-        return {"freed_pages": 3}
+        self.arguments.append(arguments)
+        reply = self.replies.pop(0) if self.replies else {"freed_pages": 3}
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
 
     async def submit(
-        self, prompt: list[int], params: SamplingParams, *, request_id: str, cache_salt: str = "", priority: int = 0
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        cache_salt: str = "",
+        priority: int = 0,
+        cache_report: bool = False,
     ) -> FakeStream:
         assert request_id
         if any(not 0 <= token < VOCAB for token in [*prompt, *params.logit_bias, *params.stop_token_ids]):
@@ -131,7 +145,7 @@ class FakeEngine:
         if self.full:
             raise QueueFullError("the queue is full")
         number = len(self.submitted)
-        self.submitted.append(Submitted(list(prompt), params, cache_salt, priority))
+        self.submitted.append(Submitted(list(prompt), params, cache_salt, priority, cache_report))
         stream = FakeStream(self, self.script(number, params) if self.script else list(spell("ok")))
         self.streams.append(stream)
         return stream
