@@ -25,6 +25,7 @@ from pinnate.core.autoconfig import (
 from pinnate.core.config import EngineConfig
 from pinnate.core.machine import Machine, read_machine
 from pinnate.engine.engine_core import EngineCore, Inbox, Outbox
+from pinnate.engine.stop_finder import LazyStopFinder
 from pinnate.executor.base import Executor, ExecutorSpec, WeightGroup
 from pinnate.executor.native import NativeExecutor
 from pinnate.executor.reference import ReferenceExecutor
@@ -159,6 +160,7 @@ def build_engine(config: EngineConfig, inbox: Inbox, outbox: Outbox) -> tuple[En
         max_model_len=spec.max_model_len,
         # The facades keep the queue's limit; here it also covers sequences that lack memory to run.
         max_num_queued_reqs=config.max_num_seqs + config.max_num_queued_reqs,
+        find_stops=LazyStopFinder(config.model),
     )
     core = EngineCore(scheduler, executor, inbox, outbox, check_integrity=config.check_integrity)
     info = _info(config, model, plan, executor)

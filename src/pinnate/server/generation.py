@@ -36,7 +36,8 @@ class Prompt:
 class Job:
     """One checked request. Choice `k` of prompt `p` has the index `p * params.n + k`.
 
-    `prompt_logprobs`: show them as a field of their own; an echo shows them with the text.
+    `prompt_logprobs`: show them as a field of their own; an echo shows them with the text. `shown`: what the client
+    asked for, where `params` run more candidates than it wants choices (best_of.py).
     """
 
     id: str
@@ -50,6 +51,7 @@ class Job:
     echo: bool = False
     prompt_logprobs: bool = False
     return_token_ids: bool = False
+    shown: SamplingParams | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     arrival: float = field(default_factory=time.monotonic)
 
