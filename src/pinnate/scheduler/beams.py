@@ -172,7 +172,7 @@ class BeamGroup:
             entries = [entry for entry in entries if entry.token_id not in self._stop_tokens]
         found = [Candidate(entry.token_id, entry.logprob + bias.get(entry.token_id, 0.0), entry) for entry in entries]
         if bias:
-            found.sort(key=lambda candidate: -candidate.logprob)
+            found.sort(key=lambda candidate: (-candidate.logprob, candidate.entry.rank))
         return found
 
 
