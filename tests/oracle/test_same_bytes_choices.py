@@ -154,7 +154,7 @@ def test_preempted_and_parked(executors: dict[int, Executor], alone: Results) ->
             assert isinstance(scheduler, SqueezedScheduler)
             squeezed += scheduler.squeezed
             assert results == by_choice(alone, results)
-    assert min(squeezed[request.request_id] for request in requests()) >= 3
+    assert all(squeezed[request.request_id] > 1 for request in requests())
 
 
 def test_where_memory_holds_little_more_than_one_of_them(executors: dict[int, Executor], alone: Results) -> None:
