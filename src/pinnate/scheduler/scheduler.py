@@ -15,7 +15,6 @@ Decoding and prompt processing are the same thing: a sequence has known tokens, 
 `num_computed_tokens` are computed. Pages are taken step by step. When they run out even after eviction, the
 last running sequence (lowest priority, latest arrival: it has the least to lose and the first never yields) is
 preempted: it gives its pages to the prefix cache and waits at the front to compute what is lost of them again.
-A beam whose candidates are known idles until those of its siblings are (beams.py); preempted, it is parked meanwhile.
 
 Knows: who runs, who waits, and why. Must not know: what a page contains, how a token is computed, text.
 """
@@ -36,13 +35,7 @@ from pinnate.scheduler.admission import AdmissionControl, Limits, prefix_is_unde
 from pinnate.scheduler.beams import BeamGroup
 from pinnate.scheduler.output import StepDraft, check_stop, ending_output, take_prompt_logprobs, token_output
 from pinnate.scheduler.policy import POLICIES, PROMPT_TOKENS_BESIDE_DECODES, QUEUE_WINDOW
-from pinnate.scheduler.state import RequestState, StopFinder
-
-# Fields of EngineStats that are counted here.
-COUNTERS = (
-    *("steps", "prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "preemptions"),
-    *BeamGroup.COUNTERS,
-)
+from pinnate.scheduler.state import COUNTERS, RequestState, StopFinder
 
 
 class Scheduler:
@@ -264,22 +257,18 @@ class Scheduler:
         state.unforked = []
         return choices
 
-    # ------------------------------------------------------------------ beams
-
     def _advance_beams(self, state: RequestState, beams: BeamGroup) -> list[TokenOutput]:
         """A step of a beam search, all of whose candidates are known."""
         state.unforked = []
         beams.count_pages(self._totals)
         beams.advance(self)
-        outputs = (
-            [] if not beams.search.is_done else beams.results(state.num_cached_tokens, take_prompt_logprobs(state))
-        )
+        if not beams.search.is_done:
+            return []
+        outputs = beams.results(state.num_cached_tokens, take_prompt_logprobs(state))
         self._totals["generation_tokens"] += sum(len(output.token_ids) for output in outputs)
-        self._end_all(state, FinishReason.STOP, when=beams.search.is_done)
+        for seq in list(state.sequences):
+            self._end(seq, state, FinishReason.STOP)
         return outputs
-
-    def num_free_seqs(self) -> int:
-        return self._limits.max_num_seqs - sum(self._num_choices(seq) for seq in self._running)
 
     def branch(self, parent: Sequence, index: int, *, runs: bool = True) -> Sequence:
         """A sequence of the same tokens; on the parent's pages if it runs, else parked."""
@@ -314,9 +303,10 @@ class Scheduler:
         """Ends all choices, or the one given."""
         outputs = []
         if state.beams is not None:
-            seq, ended = state.beams.sequences[0], state.beams.take_choices(index)
-            self._end_all(state, reason, when=not state.beams.choices)
-            return [ending_output(seq, i, reason, error) for i in ended]
+            first, ended = state.beams.sequences[0], state.beams.take_choices(index)
+            for seq in () if state.beams.choices else list(state.sequences):
+                self._end(seq, state, reason)
+            return [ending_output(first, i, reason, error) for i in ended]
         for seq in list(state.sequences):
             standing_for = state.unforked or [seq.index]
             ended = [i for i in standing_for if index is None or i == index]
@@ -327,10 +317,6 @@ class Scheduler:
                 state.unforked = [i for i in standing_for if i not in ended]
                 seq.index = state.unforked[0]
         return outputs
-
-    def _end_all(self, state: RequestState, reason: FinishReason, *, when: bool) -> None:
-        for seq in list(state.sequences) if when else ():
-            self._end(seq, state, reason)
 
     def _end(self, seq: Sequence, state: RequestState, reason: FinishReason, *, keep: bool = True) -> None:
         if seq.status is RequestStatus.RUNNING:
@@ -376,6 +362,9 @@ class Scheduler:
 
     def _num_choices(self, seq: Sequence) -> int:
         return self._states[seq.request.request_id].num_choices
+
+    def num_free_seqs(self) -> int:
+        return self._limits.max_num_seqs - sum(self._num_choices(seq) for seq in self._running)
 
     def cached_tokens(self, seq: Sequence) -> int:
         """For policies: how many tokens of a waiting sequence are cached."""

@@ -16,6 +16,12 @@ from pinnate.scheduler.beams import BeamGroup
 
 StopFinder = Callable[[SamplingParams], StopScanner]
 
+# Fields of EngineStats that the scheduler counts.
+COUNTERS = (
+    *("steps", "prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "preemptions"),
+    *BeamGroup.COUNTERS,
+)
+
 
 @dataclass(slots=True, eq=False)
 class RequestState:
