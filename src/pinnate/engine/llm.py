@@ -18,7 +18,7 @@ from tqdm import tqdm
 from pinnate.core.batch import TokenLogprobs
 from pinnate.core.config import EngineConfig
 from pinnate.core.errors import EngineError, InvalidRequestError, UnsupportedError
-from pinnate.core.messages import Abort, StepOutputs, TokenOutput
+from pinnate.core.messages import Abort, EngineStats, StepOutputs, TokenOutput
 from pinnate.core.request import FinishReason, Request
 from pinnate.core.sampling import SamplingParams
 from pinnate.engine.admission import Admission, Limits
@@ -169,6 +169,10 @@ class LLM:
             **params,
         )
         return self.generate(prompts, wanted, use_tqdm=use_tqdm)
+
+    def stats(self) -> EngineStats:
+        """Gauges and lifetime counters."""
+        return self._client.core.stats()
 
     def close(self) -> None:
         """Frees the engine's memory and threads."""
