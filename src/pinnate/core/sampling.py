@@ -108,7 +108,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def _check_beams(self) -> None:
         _in_range("length_penalty", self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
-        if self.early_stopping not in (False, True, "never"):
+        if not (isinstance(self.early_stopping, bool) or self.early_stopping == "never"):
             raise InvalidRequestError('early_stopping must be true, false or "never"', param="early_stopping")
         if not self.use_beam_search:
             given = {

@@ -189,8 +189,8 @@ class Tally:
         generated = self._generated.get(key, 0)
         metrics.request_generation_tokens.observe(generated)
         metrics.e2e_latency.observe(now - self._job.arrival)
-        if generated > 1 and key in self._times:
-            first, latest = self._times[key]
+        first, latest = self._times.get(key, (now, now))
+        if generated > 1 and latest > first:  # a beam search's choice comes whole
             metrics.time_per_output_token.observe((latest - first) / (generated - 1))
 
 

@@ -89,6 +89,7 @@ def test_a_decoded_message_is_checked_too() -> None:
         ("length_penalty", {"use_beam_search": True, "length_penalty": math.inf}),
         ("length_penalty", {"use_beam_search": True, "length_penalty": -8.5}),
         ("early_stopping", {"use_beam_search": True, "early_stopping": "soon"}),
+        ("early_stopping", {"use_beam_search": True, "early_stopping": 1}),
         ("max_tokens", {"use_beam_search": True, "max_tokens": 0}),
         ("logit_bias", {"use_beam_search": True, "logit_bias": dict.fromkeys(range(257), 1.0)}),
         ("stop_token_ids", {"use_beam_search": True, "stop_token_ids": tuple(range(257))}),
