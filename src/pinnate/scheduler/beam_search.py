@@ -19,7 +19,7 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
@@ -121,7 +121,7 @@ class BeamSearch:
             reach = rules.max_tokens
         return _score(self.beams[0].total, reach, rules.length_penalty) <= self.complete[-1].score
 
-    def advance(self, candidates: Sequence[Sequence[Candidate]]) -> list[Branch]:
+    def advance(self, candidates: Sequence[Iterable[Candidate]]) -> list[Branch]:
         """One step. candidates[i] are the continuations of beams[i], best first, at least the best `width` that do not
         end. Returns the new `beams` as continuations of the old ones.
         """
@@ -166,13 +166,13 @@ def _score(total: float, length: int, penalty: float) -> float:
     return total / math.pow(length, penalty)
 
 
-def _ranked(beams: Sequence[Beam], candidates: Sequence[Sequence[Candidate]]) -> Iterator[tuple[int, Candidate]]:
-    """(beam, candidate), best sum first. Merges sorted lists: only as many are looked at as are asked for."""
+def _ranked(beams: Sequence[Beam], candidates: Sequence[Iterable[Candidate]]) -> Iterator[tuple[int, Candidate]]:
+    """(beam, candidate), best sum first. Merges sorted runs: only as many are looked at as are asked for."""
 
-    def scored(number: int) -> Iterator[tuple[float, int, int]]:
+    def scored(number: int) -> Iterator[tuple[float, int, int, Candidate]]:
         total = beams[number].total
         for place, candidate in enumerate(candidates[number]):
-            yield -(total + candidate.logprob), number, place
+            yield -(total + candidate.logprob), number, place, candidate
 
-    for _, number, place in heapq.merge(*(scored(number) for number in range(len(beams)))):
-        yield number, candidates[number][place]
+    for _, number, _, candidate in heapq.merge(*(scored(number) for number in range(len(beams)))):
+        yield number, candidate

@@ -10,6 +10,7 @@ beam), those that came first wait here; their sequences need no pages for it.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Listed
 from typing import ClassVar, Protocol
 
@@ -54,7 +55,7 @@ class BeamGroup:
         )
         self.sequences: list[Sequence] = []
         self.choices = list(range(params.n))
-        self._offers: dict[int, list[Candidate]] = {}  # by seq_id, of the beams whose candidates are known
+        self._offers: dict[int, Iterable[Candidate]] = {}  # by seq_id, of the beams whose candidates are known
 
     def samples(self, seq: Sequence) -> tuple[Sample, ...]:
         """What the beam's row of logits must report: the most likely tokens, and those that a bias raises."""
@@ -150,30 +151,31 @@ class BeamGroup:
             score=None if found is None else found.score,
         )
 
-    def _candidates(self, reports: Listed[TokenLogprobs]) -> list[Candidate]:
+    def _candidates(self, reports: Listed[TokenLogprobs]) -> Iterable[Candidate]:
         """Continuations, best first. The reported list has the most likely tokens of the raw distribution; a raised
         token that is not among them was asked for by itself."""
-        shown = self._params.logprobs or 0
-        alternatives = reports[0].top[:shown]
-        entries = [
-            TokenLogprobs(token, logprob, rank, alternatives)
-            for rank, (token, logprob) in enumerate(reports[0].top, start=1)
-        ]
+        is_early = self.search.length < self._params.min_tokens
+        entries = self._entries(reports, self._stop_tokens if is_early else frozenset())
         bias = self._params.logit_bias
-        if self._raised:
-            known = {entry.token_id for entry in entries}
-            asked = zip(self._raised, reports, strict=True)
-            entries += [
-                TokenLogprobs(token, report.logprob, report.rank, alternatives)
-                for token, report in asked
-                if token not in known
-            ]
-        if self.search.length < self._params.min_tokens:
-            entries = [entry for entry in entries if entry.token_id not in self._stop_tokens]
+        if not bias:
+            return (Candidate(entry.token_id, entry.logprob, entry) for entry in entries)
         found = [Candidate(entry.token_id, entry.logprob + bias.get(entry.token_id, 0.0), entry) for entry in entries]
-        if bias:
-            found.sort(key=lambda candidate: (-candidate.logprob, candidate.entry.rank))
-        return found
+        return sorted(found, key=lambda candidate: (-candidate.logprob, candidate.entry.rank))
+
+    def _entries(self, reports: Listed[TokenLogprobs], banned: frozenset[int]) -> Iterator[TokenLogprobs]:
+        """What a client would see of each token that may come next. Made on demand, when the search has gone on: few of
+        them win a place."""
+        top = reports[0].top
+        alternatives = top[: self._params.logprobs or 0]
+        for rank, (token, logprob) in enumerate(top, start=1):
+            if token not in banned:
+                yield TokenLogprobs(token, logprob, rank, alternatives)
+        if not self._raised:
+            return
+        known = {token for token, _ in top}
+        for report in reports:
+            if report.token_id not in known and report.token_id not in banned:
+                yield TokenLogprobs(report.token_id, report.logprob, report.rank, alternatives)
 
 
 def _num_reported(params: SamplingParams, num_stop_tokens: int) -> int:
