@@ -14,17 +14,18 @@ from pinnate.server.generation import Job
 from pinnate.server.replies import Choice, Gathered
 
 
-def check_best_of(best_of: int | None, n: int, *, stream: bool, beams: bool) -> int | None:
-    """`best_of` if it asks for anything.
+def check_best_of(best_of: int | None, n: int, *, most: int, stream: bool, beams: bool) -> int | None:
+    """`best_of` if it asks for anything. `most` sequences can run at once.
 
     Raises:
         InvalidRequestError: less than n, too many, or candidates to choose from in a stream.
     """
     if best_of is None:
         return None
-    if not n <= best_of <= MAX_N:
+    most = min(most, MAX_N)
+    if not n <= best_of <= most:
         raise InvalidRequestError(
-            f"best_of must be at least n ({n}) and at most {MAX_N}, got {best_of}", param="best_of"
+            f"best_of must be at least n ({n}) and at most {most}, got {best_of}", param="best_of"
         )
     if best_of == n:
         return None

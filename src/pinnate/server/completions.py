@@ -44,7 +44,13 @@ async def prepare(state: ServerState, engine: AsyncEngine, fields: dict[str, Any
     scored = _scored_alternatives(request)
     check_max_tokens(request.max_tokens, name="max_tokens", may_be_zero=request.echo or scored is not None)
     # Checked before the prompt is tokenised: a refusal must be cheap.
-    best_of = check_best_of(request.best_of, request.n, stream=request.stream, beams=request.use_beam_search)
+    best_of = check_best_of(
+        request.best_of,
+        request.n,
+        most=engine.info["max_num_seqs"],
+        stream=request.stream,
+        beams=request.use_beam_search,
+    )
     params = sampling_params(
         request, max_tokens=request.max_tokens, logprobs=request.logprobs, prompt_logprobs=scored, best_of=best_of
     )
