@@ -2,8 +2,8 @@
 
     python benchmarks/cache_cost.py [--requests 200] [--repeats 5] [--out FILE]
 
-Requests of 64 + 32 tokens, 32 at a time, the engine in this process. The cache is Python, so its cost is the difference in
-time outside the native call, as a share of the whole time; wall times are printed too but are noisier than that. Medians.
+Requests of 64 + 32 tokens, 32 at a time, the engine in this process. The cache is Python, so its cost is the
+difference in time outside the native call, as a share of the whole time; wall times are noisier than that. Medians.
 """
 
 from __future__ import annotations

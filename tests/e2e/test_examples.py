@@ -30,6 +30,15 @@ def test_chat() -> None:
     assert len(set(answers)) == 4
 
 
+def test_beams() -> None:
+    *beams, saved = run("beams.py").splitlines()
+    scores = [float(line.split()[0]) for line in beams]
+    assert len(beams) == len(set(beams)) == 4
+    assert scores == sorted(scores, reverse=True)
+    assert saved.startswith("pages saved: ")
+    assert saved != "pages saved: 0%"
+
+
 def test_client(server: Server) -> None:
     out = run("client.py", server.url, "hi")
     assert out.startswith("Hello")
@@ -37,4 +46,4 @@ def test_client(server: Server) -> None:
 
 
 def test_no_example_is_forgotten() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {"offline.py", "chat.py", "client.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {"offline.py", "chat.py", "client.py", "beams.py"}

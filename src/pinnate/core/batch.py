@@ -18,9 +18,12 @@ from pinnate.core.sampling import SamplingParams
 class Sample:
     """One token to draw from the logits of a sequence's last scheduled position.
 
-    `seed`, `index` (which of n) and `position` (of the token to be drawn) key the random generator, so that
-    the draw does not depend on the batch. `token_ids` is the whole history (prompt, then output) where
-    penalties need it, else None. `banned` tokens get no probability (EOS before min_tokens).
+    `seed` + `index` (which of n) and `position` (of the token to be drawn) key the random generator, so that the
+    draw does not depend on the batch, and choice i draws what a lone request with the seed + i draws. `token_ids` is
+    the whole history (prompt, then output) where penalties need it, else None. `banned` tokens get no probability (EOS
+    before min_tokens).
+    `target` >= 0 reports that token's raw log-probability instead of drawing one. `num_top` is how many of the most
+    likely tokens to report; None: what the params ask for.
     """
 
     params: SamplingParams
@@ -30,6 +33,8 @@ class Sample:
     token_ids: array[int] | None = None
     num_prompt_tokens: int = 0
     banned: tuple[int, ...] = ()
+    target: int = -1
+    num_top: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,7 @@ class StepResult:
     """Results of one step, in the order of the SchedulerOutput.
 
     `token_ids[i]` belongs to the i-th Sample (sequences in order, their samples in order); `logprobs[i]` is None
-    unless that sample's params ask for it. `scores` maps seq_id to the scores of its `score` tokens.
+    unless that sample or its params ask for it. `scores` maps seq_id to the scores of its `score` tokens.
     """
 
     token_ids: list[int]

@@ -65,6 +65,7 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: list[TokenLogprobs | None] | None = None  # whole prompt, with the first output of index 0
     error: str | None = None  # with FinishReason.ERROR
     cache_report: CacheReport | None = None  # with the first output of a request that asks for it
+    score: float | None = None  # of a beam search's hypothesis
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +82,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache_hits: int = 0  # prompt tokens found
     preemptions: int = 0
     evicted_pages: int = 0
+    beam_page_steps: int = 0  # pages held by beams, added up over the steps of every beam search
+    beam_lone_page_steps: int = 0  # the same, had no beam shared a page
     steps: int = 0
     execute_seconds: float = 0.0  # inside the executor
     step_seconds: float = 0.0  # whole steps, execution included

@@ -21,6 +21,7 @@ class RequestStatus(enum.StrEnum):
     WAITING = "waiting"
     RUNNING = "running"
     PREEMPTED = "preempted"
+    PARKED = "parked"  # a beam without pages, whose candidates are known: nothing to compute until its search goes on
     FINISHED = "finished"
 
 

@@ -7,15 +7,18 @@ context length or how sampling is computed.
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import msgspec
 
-from pinnate.core.errors import InvalidRequestError
+from pinnate.core.errors import InvalidRequestError, UnsupportedError
 
 MAX_N = 128
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 SEED_LIMIT = 2**63
+MAX_LENGTH_PENALTY = 8.0
+MAX_BEAM_TOKENS = 256  # that a beam search biases or stops at: each makes every step of every beam dearer
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -23,10 +26,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     Temperature 0 is greedy. `top_k` 0 or -1, `top_p` 1 and `min_p` 0 are off. `logprobs=k` returns the
     log-probability of every sampled token and the k most likely ones, of the raw distribution (before
-    temperature, penalties and truncation). `seed=None` draws one per request.
+    temperature, penalties and truncation). `seed=None` draws one per request. Choice i of n is drawn with the
+    seed + i.
+
+    With `use_beam_search` the n choices are the best of a search of `beam_width` (None: n) hypotheses by their summed
+    log-probability / length ** length_penalty; nothing is drawn. `early_stopping` as in transformers: False, True or
+    "never" (scheduler/beam_search.py).
 
     Raises:
         InvalidRequestError: a field is out of range; `param` names it.
+        UnsupportedError: a field that a beam search cannot honour.
     """
 
     n: int = 1
@@ -48,6 +57,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    use_beam_search: bool = False
+    beam_width: int | None = None
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
 
     def __post_init__(self) -> None:
         _in_range("n", self.n, 1, MAX_N)
@@ -77,6 +90,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             _in_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if self.prompt_logprobs is not None:
             _in_range("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+        self._check_beams()
+
+    @property
+    def num_sequences(self) -> int:
+        """How many run at once: the choices, or the beams that they are the best of."""
+        return self.beam_width if self.use_beam_search and self.beam_width is not None else self.n
 
     @property
     def is_greedy(self) -> bool:
@@ -86,6 +105,41 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def needs_history(self) -> bool:
         """Whether sampling looks at the tokens before (penalties)."""
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
+
+    def _check_beams(self) -> None:
+        _in_range("length_penalty", self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
+        if not (isinstance(self.early_stopping, bool) or self.early_stopping == "never"):
+            raise InvalidRequestError('early_stopping must be true, false or "never"', param="early_stopping")
+        if not self.use_beam_search:
+            given = {
+                "beam_width": self.beam_width is not None,
+                "length_penalty": self.length_penalty != 1.0,
+                "early_stopping": self.early_stopping is not False,
+            }
+            for name in (name for name, is_given in given.items() if is_given):
+                raise InvalidRequestError(f"{name} needs use_beam_search", param=name)
+            return
+        if self.beam_width is not None:
+            _in_range("beam_width", self.beam_width, self.n, MAX_N)
+        if self.max_tokens == 0:
+            raise InvalidRequestError("max_tokens must be at least 1 with use_beam_search", param="max_tokens")
+        drawing = {
+            "temperature": self.temperature not in (0.0, 1.0),
+            "top_p": self.top_p != 1.0,
+            "top_k": self.top_k > 0,
+            "min_p": self.min_p != 0.0,
+            "presence_penalty": self.presence_penalty != 0.0,
+            "frequency_penalty": self.frequency_penalty != 0.0,
+            "repetition_penalty": self.repetition_penalty != 1.0,
+        }
+        for name in (name for name, is_given in drawing.items() if is_given):
+            raise UnsupportedError(f"{name} is not supported with use_beam_search", param=name)
+        if len(self.logit_bias) + len(self.stop_token_ids) > MAX_BEAM_TOKENS:
+            field = "logit_bias" if len(self.logit_bias) > len(self.stop_token_ids) else "stop_token_ids"
+            raise InvalidRequestError(
+                f"logit_bias and stop_token_ids name more than {MAX_BEAM_TOKENS} tokens, too many for use_beam_search",
+                param=field,
+            )
 
 
 def _in_range(

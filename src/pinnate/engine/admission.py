@@ -59,18 +59,21 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         self._check_vocabulary("prompt", prompt)
         self._check_vocabulary("logit_bias", params.logit_bias)
         self._check_vocabulary("stop_token_ids", params.stop_token_ids)
-        if params.n > self.max_num_seqs:
+        if params.num_sequences > self.max_num_seqs:
+            name = "n" if params.num_sequences == params.n else "beam_width"
             raise InvalidRequestError(
-                f"n is {params.n}, at most {self.max_num_seqs} sequences run at once (--max-num-seqs)", param="n"
+                f"{name} is {params.num_sequences}, at most {self.max_num_seqs} sequences run at once (--max-num-seqs)",
+                param=name,
             )
         if params.max_tokens == 0 and params.prompt_logprobs is None:
             raise InvalidRequestError("max_tokens 0 makes sense with prompt_logprobs only", param="max_tokens")
         wanted = 1 if params.max_tokens is None else params.max_tokens
         self._check_context(len(prompt), wanted)
-        if not self._fits_pool(len(prompt), wanted, params.n):
+        count = params.num_sequences
+        if not self._fits_pool(len(prompt), wanted, count):
             raise ContextLengthError(
-                f"{len(prompt)} prompt tokens and {params.n} x {wanted} output tokens need "
-                f"{self._worst_pages(len(prompt), wanted, params.n)} pages of {self.page_size} tokens; "
+                f"{len(prompt)} prompt tokens and {count} x {wanted} output tokens need "
+                f"{self._worst_pages(len(prompt), wanted, count)} pages of {self.page_size} tokens; "
                 f"the KV pool has {self._request_pages} for one request",
                 param="max_tokens" if wanted > 1 else "prompt",
             )
@@ -144,7 +147,7 @@ class Admission:
         self.limits.check(prompt, params)
         max_tokens, seed = params.max_tokens, params.seed
         if max_tokens is None:
-            max_tokens = self.limits.default_max_tokens(len(prompt), params.n)
+            max_tokens = self.limits.default_max_tokens(len(prompt), params.num_sequences)
         if seed is None:
             seed = self._rng.getrandbits(SEED_BITS)
         return Request(

@@ -27,6 +27,7 @@ from pinnate.core.machine import Machine, read_machine
 from pinnate.core.memory_plan import MemoryPlan, plan_memory
 from pinnate.engine.build_cache import build_cache
 from pinnate.engine.engine_core import EngineCore, Inbox, Outbox
+from pinnate.engine.stop_finder import LazyStopFinder
 from pinnate.executor.base import Executor, ExecutorSpec, WeightGroup
 from pinnate.executor.native import NativeExecutor
 from pinnate.executor.reference import ReferenceExecutor
@@ -165,6 +166,7 @@ def build_engine(config: EngineConfig, inbox: Inbox, outbox: Outbox) -> tuple[En
         # The facades keep the queue's limit; here it also covers sequences that lack memory to run.
         max_num_queued_reqs=config.max_num_seqs + config.max_num_queued_reqs,
         explainer=parts.explainer,
+        find_stops=LazyStopFinder(config.model),
     )
     core = EngineCore(
         scheduler,

@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from tqdm import tqdm
 
 from pinnate.core.batch import TokenLogprobs
 from pinnate.core.config import EngineConfig
 from pinnate.core.errors import EngineError, InvalidRequestError, UnsupportedError
-from pinnate.core.messages import Abort, StepOutputs, TokenOutput
+from pinnate.core.messages import Abort, EngineStats, StepOutputs, TokenOutput
 from pinnate.core.request import FinishReason, Request
 from pinnate.core.sampling import SamplingParams
 from pinnate.engine.admission import Admission, Limits
@@ -43,6 +43,7 @@ class CompletionOutput:
     logprobs: list[TokenLogprobs] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    score: float | None = None  # of a beam search: summed log-probability / length ** length_penalty
 
 
 @dataclass(slots=True)
@@ -140,6 +141,39 @@ class LLM:
         ids = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
         return self._generate(texts, ids, _for_each(params, len(ids)), use_tqdm)
 
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        beam_width: int = 4,
+        n: int | None = None,
+        max_tokens: int | None = None,
+        length_penalty: float = 1.0,
+        early_stopping: bool | Literal["never"] = False,
+        use_tqdm: bool = True,
+        **params: Any,
+    ) -> list[RequestOutput]:
+        """As `generate`: the `n` (None: all) best of `beam_width` hypotheses of each prompt, best first, each with its
+        `score`. `params` are further fields of SamplingParams (stop, logprobs, min_tokens, ...).
+
+        Raises:
+            UnsupportedError: a field that a beam search cannot honour, as top_p.
+        """
+        wanted = SamplingParams(
+            n=beam_width if n is None else n,
+            max_tokens=max_tokens,
+            use_beam_search=True,
+            beam_width=beam_width,
+            length_penalty=length_penalty,
+            early_stopping=early_stopping,
+            **params,
+        )
+        return self.generate(prompts, wanted, use_tqdm=use_tqdm)
+
+    def stats(self) -> EngineStats:
+        """Gauges and lifetime counters."""
+        return self._client.core.stats()
+
     def close(self) -> None:
         """Frees the engine's memory and threads."""
         self._client.close()
@@ -181,10 +215,10 @@ class _Run:
         waiting = list(reversed(requests))
         try:
             while waiting or self._open:
-                in_flight = sum(processor.num_choices for processor in self._open.values())
-                while waiting and in_flight + waiting[-1].sampling.n <= self._max_sequences:
+                in_flight = sum(processor.num_sequences for processor in self._open.values())
+                while waiting and in_flight + waiting[-1].sampling.num_sequences <= self._max_sequences:
                     request = waiting.pop()
-                    in_flight += request.sampling.n
+                    in_flight += request.sampling.num_sequences
                     self._open[request.request_id] = OutputProcessor(request, self._tokenizer)
                     self._client.send(request)
                 messages = self._client.step()
@@ -232,6 +266,7 @@ def _completion(deltas: Sequence[OutputDelta]) -> CompletionOutput:
         if delta.logprobs is not None:
             result.logprobs = (result.logprobs or []) + delta.logprobs
     result.finish_reason, result.stop_reason = deltas[-1].finish_reason, deltas[-1].stop_reason
+    result.score = deltas[-1].score
     return result
 
 

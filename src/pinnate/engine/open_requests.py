@@ -33,7 +33,7 @@ class OpenRequests:
 
     @property
     def num_sequences(self) -> int:
-        return sum(entry.processor.num_choices for entry in self._open.values())
+        return sum(entry.processor.num_sequences for entry in self._open.values())
 
     def add(self, processor: OutputProcessor) -> Channel:
         channel = Channel()

@@ -34,6 +34,7 @@ class OutputDelta:
     num_cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     cache_report: CacheReport | None = None
+    score: float | None = None  # of a beam search's hypothesis, which comes whole
 
     def merged_with(self, later: OutputDelta) -> OutputDelta:
         """One delta in place of two of the same choice."""
@@ -56,7 +57,7 @@ class OutputProcessor:
 
     def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
         self.request_id = request.request_id
-        self.num_choices = request.sampling.n
+        self.num_sequences = request.sampling.num_sequences
         self._choices = [_Choice(request, tokenizer) for _ in range(request.sampling.n)]
         self._unfinished = request.sampling.n
 
@@ -127,6 +128,7 @@ class _Choice:
             num_cached_tokens=output.num_cached_tokens,
             prompt_logprobs=output.prompt_logprobs,
             cache_report=output.cache_report,
+            score=output.score,
         )
 
     def _text_of(self, token: int, output: TokenOutput) -> tuple[str, str | None]:

@@ -123,7 +123,7 @@ class _Rows:
             self.history.append(sample.token_ids.tobytes())
             self.history_len += len(sample.token_ids)
         bias_start = len(self.bias_ids)
-        if params.logit_bias:
+        if params.logit_bias and sample.target < 0:
             self.bias_ids += params.logit_bias.keys()
             self.bias += params.logit_bias.values()
         if sample.banned:
@@ -131,15 +131,16 @@ class _Rows:
             self.bias += [-math.inf] * len(sample.banned)
         width = -1
         top_start = self.num_top
-        if params.logprobs is not None:
-            width = params.logprobs
+        wanted = params.logprobs if sample.num_top is None else sample.num_top
+        if wanted is not None:
+            width = wanted
             self.num_top += width
             self.wants_logprobs = True
         self.records.append(
             _PACK(
-                sample.seed,
+                _choice_seed(sample),
                 row,
-                sample.index,
+                0,
                 sample.position,
                 min(params.temperature, _HUGE),
                 params.top_p,
@@ -153,11 +154,17 @@ class _Rows:
                 output_len,
                 bias_start,
                 len(self.bias_ids) - bias_start,
-                -1,
+                sample.target,
                 width,
                 top_start,
             )
         )
+
+
+def _choice_seed(sample: Sample) -> int:
+    """seed + index, around the end of 64 bits."""
+    seed = sample.seed + sample.index
+    return seed if seed < 1 << 63 else seed - (1 << 64)
 
 
 def build_forward_batch(output: SchedulerOutput, page_size: int) -> ForwardBatch:

@@ -45,7 +45,7 @@ class AdmissionControl:
 
     def refuse_impossible(self, request: Request) -> None:
         """Raises ContextLengthError (or InvalidRequestError) if the request could never run, with the numbers."""
-        prompt, output, n = len(request.prompt_token_ids), request.max_tokens, request.sampling.n
+        prompt, output, n = len(request.prompt_token_ids), request.max_tokens, request.sampling.num_sequences
         if prompt == 0:
             raise InvalidRequestError("the prompt has no tokens", param="prompt")
         if n > self._limits.max_num_seqs:

@@ -41,6 +41,10 @@ class StepDraft:
         self.scheduled.add(seq.seq_id)
         self.budget -= num_tokens
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._parts
+
     def finish(self, copies: tuple[tuple[int, int], ...]) -> SchedulerOutput | None:
         return SchedulerOutput(tuple(self._parts), copies) if self._parts else None
 
@@ -52,6 +56,8 @@ def _samples(seq: Sequence, state: RequestState) -> tuple[Sample, ...]:
     position = len(seq.token_ids)
     if params.max_tokens == 0:
         return ()
+    if state.beams is not None:
+        return state.beams.samples(seq)
     history = seq.token_ids if params.needs_history else None
     banned = tuple(sorted(state.stop_tokens)) if position - num_prompt < params.min_tokens else ()
     indices = state.unforked or (seq.index,)
@@ -75,10 +81,6 @@ def token_output(
     seq: Sequence, state: RequestState, token_ids: list[int], logprob: TokenLogprobs | None = None
 ) -> TokenOutput:
     """What the sequence's choice got: new tokens, and its end if it came. The first one carries the prompt's scores."""
-    prompt_logprobs: list[TokenLogprobs | None] | None = None
-    if state.request.sampling.prompt_logprobs is not None and not state.scores_sent and not state.scores_needed:
-        prompt_logprobs = [None, *state.prompt_scores]
-        state.scores_sent = True
     report, state.cache_report = state.cache_report, None
     return TokenOutput(
         seq.request.request_id,
@@ -88,9 +90,17 @@ def token_output(
         seq.finish_reason,
         seq.stop_token,
         seq.num_cached_tokens,
-        prompt_logprobs,
+        take_prompt_logprobs(state),
         cache_report=report,
     )
+
+
+def take_prompt_logprobs(state: RequestState) -> list[TokenLogprobs | None] | None:
+    """The prompt's scores if they are complete, once."""
+    if state.request.sampling.prompt_logprobs is None or state.scores_sent or state.scores_needed:
+        return None
+    state.scores_sent = True
+    return [None, *state.prompt_scores]
 
 
 def ending_output(seq: Sequence, index: int, reason: FinishReason, error: str | None = None) -> TokenOutput:

@@ -33,12 +33,10 @@ from pinnate.kvcache.explain import MatchExplainer, note_lost_tail
 from pinnate.kvcache.manager import KVCacheManager
 from pinnate.kvcache.radix_cache import PrefixMatch
 from pinnate.scheduler.admission import AdmissionControl, Limits, prefix_is_underway
-from pinnate.scheduler.output import StepDraft, check_stop, ending_output, token_output
+from pinnate.scheduler.beams import BeamGroup
+from pinnate.scheduler.output import StepDraft, check_stop, ending_output, take_prompt_logprobs, token_output
 from pinnate.scheduler.policy import POLICIES, PROMPT_TOKENS_BESIDE_DECODES, QUEUE_WINDOW
-from pinnate.scheduler.state import RequestState
-
-# Fields of EngineStats that are counted here.
-COUNTERS = ("steps", "prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "preemptions")
+from pinnate.scheduler.state import COUNTERS, RequestState, StopFinder
 
 
 class Scheduler:
@@ -57,10 +55,12 @@ class Scheduler:
         max_model_len: int,
         max_num_queued_reqs: int = 1024,
         explainer: MatchExplainer | None = None,
+        find_stops: StopFinder | None = None,
     ) -> None:
         """`explainer` makes the cache reports that requests ask for; without it they get none."""
         self._cache = cache
         self._explainer = explainer
+        self._find_stops = find_stops
         self._policy = POLICIES[policy]
         self._limits = Limits(max_num_seqs, max_num_batched_tokens, max_model_len, max_num_queued_reqs)
         self._admission = AdmissionControl(cache, self._limits)
@@ -89,10 +89,12 @@ class Scheduler:
         if len(self._waiting) >= self._limits.max_num_queued_reqs:
             raise QueueFullError(f"{len(self._waiting)} requests are waiting already; try again later")
         self._num_requests += 1
-        state = RequestState.of(request, self._num_requests)
+        state = RequestState.of(request, self._num_requests, self._find_stops)
         self._states[request.request_id] = state
         seq = self._new_sequence(state, 0)
         seq.token_ids.extend(request.prompt_token_ids)
+        if state.beams is not None:
+            state.beams.sequences = [seq]
         insort(self._waiting, seq, key=self._place)
 
     def abort(self, request_ids: Iterable[str], index: int | None = None) -> list[TokenOutput]:
@@ -123,7 +125,10 @@ class Scheduler:
             step.budget = min(step.budget, PROMPT_TOKENS_BESIDE_DECODES)
         for seq in in_prompt:
             self._continue(step, seq)
-        if not step.num_preempted:
+        if step.is_empty:  # all that run are beams that wait for a sibling: they must not keep its place from it
+            for seq in list(self._running):
+                self._preempt(seq)
+        if step.is_empty or not step.num_preempted:
             self._admit(step)
             self._admission.on_smooth_step()
         output = step.finish(self._cache.take_copies())
@@ -148,10 +153,13 @@ class Scheduler:
         self._cache.release(seq)
         seq.num_computed_tokens = 0
         seq.num_preemptions += 1
-        seq.status = RequestStatus.PREEMPTED
-        insort(self._waiting, seq, key=self._place)
         self._totals["preemptions"] += 1
-        self._admission.on_preemption()
+        beams = self._states[seq.request.request_id].beams
+        if beams is not None and beams.has_offered(seq):
+            seq.status = RequestStatus.PARKED
+        else:
+            self.wait_again(seq)
+            self._admission.on_preemption()
 
     def _admit(self, step: StepDraft) -> None:
         """Starts waiting sequences in the policy's order, up to the first for which there is no room.
@@ -160,7 +168,7 @@ class Scheduler:
         """
         if not self._waiting or not step.budget:
             return
-        free_seqs = self._limits.max_num_seqs - sum(self._num_choices(seq) for seq in self._running)
+        free_seqs = self.num_free_seqs()
         reserved = sum(self._admission.demand(seq, self._num_choices(seq)) for seq in self._running)
         for seq in list(islice(self._policy(self._waiting, self), QUEUE_WINDOW)):
             state = self._states[seq.request.request_id]
@@ -190,7 +198,7 @@ class Scheduler:
         if not state.admitted:
             state.admitted = True
             state.cache_report = note_lost_tail(state.cache_report, seq.num_computed_tokens)
-            seq.num_cached_tokens = seq.num_computed_tokens
+            seq.num_cached_tokens = state.num_cached_tokens = seq.num_computed_tokens
             self._totals["prompt_tokens"] += seq.num_prompt_tokens
             if self._cache.enable_prefix_caching and not state.scores_needed:
                 self._totals["prefix_cache_queries"] += seq.num_prompt_tokens
@@ -225,6 +233,10 @@ class Scheduler:
                 if seq.num_computed_tokens == len(seq.token_ids):  # max_tokens is 0
                     outputs += self._end_scoring(seq, state)
                 continue
+            if state.beams is not None:
+                if state.beams.offer(seq, result.logprobs[first:drawn]):
+                    outputs += self._advance_beams(state, state.beams)
+                continue
             choices = self._fork(seq, state) if state.unforked else {seq.index: seq}
             for i, sample in enumerate(part.samples, first):
                 if sample.index in choices:
@@ -253,16 +265,41 @@ class Scheduler:
 
     def _fork(self, leader: Sequence, state: RequestState) -> dict[int, Sequence]:
         """The prompt is computed: from here on each choice has a sequence of its own, all on the same pages."""
-        choices = {leader.index: leader}
-        for index in state.unforked[1:]:
-            child = self._new_sequence(state, index)
-            child.token_ids.extend(leader.token_ids)
-            child.num_computed_tokens = leader.num_computed_tokens
-            self._cache.fork(leader, child)
-            self._start_running(child)
-            choices[index] = child
+        choices = {leader.index: leader} | {index: self.branch(leader, index) for index in state.unforked[1:]}
         state.unforked = []
         return choices
+
+    def _advance_beams(self, state: RequestState, beams: BeamGroup) -> list[TokenOutput]:
+        """A step of a beam search, all of whose candidates are known."""
+        state.unforked = []
+        beams.count_pages(self._totals)
+        beams.advance(self)
+        if not beams.search.is_done:
+            return []
+        outputs = beams.results(state.num_cached_tokens, take_prompt_logprobs(state), state.cache_report)
+        self._totals["generation_tokens"] += sum(len(output.token_ids) for output in outputs)
+        for seq in list(state.sequences):
+            self._end(seq, state, FinishReason.STOP)
+        return outputs
+
+    def branch(self, parent: Sequence, index: int, *, runs: bool = True) -> Sequence:
+        """A sequence of the same tokens; on the parent's pages if it runs, else parked."""
+        child = self._new_sequence(self._states[parent.request.request_id], index)
+        child.token_ids.extend(parent.token_ids)
+        child.status = RequestStatus.PARKED
+        if runs:
+            child.num_computed_tokens = parent.num_computed_tokens
+            self._cache.fork(parent, child)
+            self._start_running(child)
+        return child
+
+    def wait_again(self, seq: Sequence) -> None:
+        seq.status = RequestStatus.PREEMPTED
+        insort(self._waiting, seq, key=self._place)
+
+    def drop(self, seq: Sequence) -> None:
+        """Ends a beam that nothing continues; only its whole pages stay cached."""
+        self._end(seq, self._states[seq.request.request_id], FinishReason.STOP, keep=False)
 
     # ------------------------------------------------------------------ ends
 
@@ -277,6 +314,11 @@ class Scheduler:
     ) -> list[TokenOutput]:
         """Ends all choices, or the one given."""
         outputs = []
+        if state.beams is not None:
+            first, ended = state.beams.sequences[0], state.beams.take_choices(index)
+            for seq in () if state.beams.choices else list(state.sequences):
+                self._end(seq, state, reason)
+            return [ending_output(first, i, reason, error) for i in ended]
         for seq in list(state.sequences):
             standing_for = state.unforked or [seq.index]
             ended = [i for i in standing_for if index is None or i == index]
@@ -288,12 +330,12 @@ class Scheduler:
                 seq.index = state.unforked[0]
         return outputs
 
-    def _end(self, seq: Sequence, state: RequestState, reason: FinishReason) -> None:
+    def _end(self, seq: Sequence, state: RequestState, reason: FinishReason, *, keep: bool = True) -> None:
         if seq.status is RequestStatus.RUNNING:
             self._stop_running(seq)
             # While a step is under way its copies may not have run: what is not in the tree yet is forgotten.
-            self._cache.release(seq, keep=not self._step_underway)
-        else:
+            self._cache.release(seq, keep=keep and not self._step_underway)
+        elif seq.status is not RequestStatus.PARKED:
             self._waiting.remove(seq)
         seq.status = RequestStatus.FINISHED
         seq.finish_reason = reason
@@ -332,6 +374,9 @@ class Scheduler:
 
     def _num_choices(self, seq: Sequence) -> int:
         return self._states[seq.request.request_id].num_choices
+
+    def num_free_seqs(self) -> int:
+        return self._limits.max_num_seqs - sum(self._num_choices(seq) for seq in self._running)
 
     def cached_tokens(self, seq: Sequence) -> int:
         """For policies: how many tokens of a waiting sequence are cached."""

@@ -5,18 +5,30 @@ Knows: the request's choices, their sequences, its scored prompt. Must not know:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pinnate.core.batch import TokenLogprobs
 from pinnate.core.messages import CacheReport
 from pinnate.core.request import Request, Sequence
+from pinnate.core.sampling import SamplingParams
+from pinnate.scheduler.beam_search import StopScanner
+from pinnate.scheduler.beams import BeamGroup
+
+StopFinder = Callable[[SamplingParams], StopScanner]
+
+# Fields of EngineStats that the scheduler counts.
+COUNTERS = (
+    *("steps", "prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "preemptions"),
+    *BeamGroup.COUNTERS,
+)
 
 
 @dataclass(slots=True, eq=False)
 class RequestState:
     """`number` is the order of arrival. Until the prompt is computed one sequence stands for all choices of
     `unforked` (and has the index of the first); then each choice has its own and `unforked` is empty.
-    `prompt_scores[i]` belongs to prompt token i + 1."""
+    `prompt_scores[i]` belongs to prompt token i + 1. `beams` is the search that decides what the choices get."""
 
     request: Request
     number: int
@@ -28,12 +40,18 @@ class RequestState:
     admitted: bool = False
     cache_report: CacheReport | None = None  # until it is sent
     overtaken: int = 0  # how many later requests were admitted first
+    num_cached_tokens: int = 0  # of the prompt, at first admission
+    beams: BeamGroup | None = None
 
     @classmethod
-    def of(cls, request: Request, number: int) -> RequestState:
+    def of(cls, request: Request, number: int, find_stops: StopFinder | None = None) -> RequestState:
         params = request.sampling
         eos = () if params.ignore_eos else request.eos_token_ids
-        return cls(request, number, frozenset((*eos, *params.stop_token_ids)), list(range(params.n)))
+        state = cls(request, number, frozenset((*eos, *params.stop_token_ids)), list(range(params.num_sequences)))
+        if params.use_beam_search:
+            scanner = find_stops(params) if params.stop and find_stops is not None else None
+            state.beams = BeamGroup(request, state.stop_tokens, scanner)
+        return state
 
     @property
     def num_choices(self) -> int:

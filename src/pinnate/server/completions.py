@@ -9,7 +9,10 @@ import asyncio
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from pinnate.core.errors import InvalidRequestError, UnsupportedError
+import msgspec
+
+from pinnate.core.errors import InvalidRequestError
+from pinnate.server.best_of import check_best_of
 from pinnate.server.body import convert
 from pinnate.server.generation import Job, Prompt
 from pinnate.server.params import (
@@ -42,13 +45,16 @@ async def prepare(state: ServerState, engine: AsyncEngine, fields: dict[str, Any
     scored = _scored_alternatives(request)
     check_max_tokens(request.max_tokens, name="max_tokens", may_be_zero=request.echo or scored is not None)
     # Checked before the prompt is tokenised: a refusal must be cheap.
-    params = sampling_params(
-        request,
-        max_tokens=request.max_tokens,
-        logprobs=request.logprobs,
-        prompt_logprobs=scored,
+    best_of = check_best_of(
+        request.best_of,
+        request.n,
+        most=engine.info["max_num_seqs"],
+        stream=request.stream,
+        beams=request.use_beam_search,
     )
-    _check_best_of(request)
+    params = sampling_params(
+        request, max_tokens=request.max_tokens, logprobs=request.logprobs, prompt_logprobs=scored, best_of=best_of
+    )
     include_usage = includes_usage(request)
     check_cache_report(request.cache_report, engine.info)
     salt, priority = check_cache_salt(request.cache_salt), check_priority(request.priority)
@@ -57,9 +63,11 @@ async def prepare(state: ServerState, engine: AsyncEngine, fields: dict[str, Any
     if request.max_tokens is None:
         longest = max(len(prompt.token_ids) for prompt in prompts)
         room = max(1, engine.max_model_len - longest)
-        params = sampling_params(
-            request, max_tokens=min(DEFAULT_MAX_TOKENS, room), logprobs=request.logprobs, prompt_logprobs=scored
-        )
+        params = msgspec.structs.replace(params, max_tokens=min(DEFAULT_MAX_TOKENS, room))
+    shown = None
+    if best_of is not None and not params.use_beam_search:  # candidates are ranked by their log-probabilities
+        shown = msgspec.structs.replace(params, n=request.n)
+        params = msgspec.structs.replace(params, logprobs=request.logprobs or 0)
     return Job(
         id=f"cmpl-{uuid.uuid4().hex}",
         model=model,
@@ -73,6 +81,7 @@ async def prepare(state: ServerState, engine: AsyncEngine, fields: dict[str, Any
         echo=request.echo,
         prompt_logprobs=request.prompt_logprobs is not None,
         return_token_ids=request.return_token_ids,
+        shown=shown,
     )
 
 
@@ -86,14 +95,6 @@ def _scored_alternatives(request: CompletionRequest) -> int | None:
     if request.echo and request.max_tokens == 0:
         echoed = echoed or 0  # an echo and nothing else: the engine takes a request without output for scoring alone
     return echoed if asked is None else asked
-
-
-def _check_best_of(request: CompletionRequest) -> None:
-    if request.best_of is None or request.best_of == request.n:
-        return
-    if request.best_of < request.n:
-        raise InvalidRequestError(f"best_of ({request.best_of}) is less than n ({request.n})", param="best_of")
-    raise UnsupportedError("best_of larger than n is not supported by this server", param="best_of")
 
 
 async def _read_prompts(

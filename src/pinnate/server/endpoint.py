@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from pinnate.core.errors import PinnateError
+from pinnate.server.best_of import choose
 from pinnate.server.body import Disconnected, read_json
 from pinnate.server.cache_report import Vocabulary
 from pinnate.server.errors import NotReadyError, describe
@@ -95,7 +96,8 @@ class GenerationEndpoint:
         except asyncio.CancelledError:
             self._raise_if_stopping()
             raise
-        body = msgspec.json.encode(self._route.reply(job, gathered, tally.usage(), vocabulary))
+        shown, best = choose(job, gathered)
+        body = msgspec.json.encode(self._route.reply(shown, best, tally.usage(), vocabulary))
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),

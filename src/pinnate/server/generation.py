@@ -36,7 +36,8 @@ class Prompt:
 class Job:
     """One checked request. Choice `k` of prompt `p` has the index `p * params.n + k`.
 
-    `prompt_logprobs`: show them as a field of their own; an echo shows them with the text.
+    `prompt_logprobs`: show them as a field of their own; an echo shows them with the text. `shown`: what the client
+    asked for, where `params` run more candidates than it wants choices (best_of.py).
     """
 
     id: str
@@ -51,6 +52,7 @@ class Job:
     echo: bool = False
     prompt_logprobs: bool = False
     return_token_ids: bool = False
+    shown: SamplingParams | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     arrival: float = field(default_factory=time.monotonic)
 
@@ -189,8 +191,8 @@ class Tally:
         generated = self._generated.get(key, 0)
         metrics.request_generation_tokens.observe(generated)
         metrics.e2e_latency.observe(now - self._job.arrival)
-        if generated > 1 and key in self._times:
-            first, latest = self._times[key]
+        first, latest = self._times.get(key, (now, now))
+        if generated > 1 and latest > first:  # a beam search's choice comes whole
             metrics.time_per_output_token.observe((latest - first) / (generated - 1))
 
 

@@ -26,6 +26,8 @@ _COUNTERS = {  # field of EngineStats -> (name, without the _total that the form
     "prefix_cache_hits": ("prefix_cache_hits", "Prompt tokens found in the prefix cache."),
     "preemptions": ("num_preemptions", "Sequences put back to the queue for lack of KV pages."),
     "evicted_pages": ("evicted_pages", "Cached KV pages given up for others."),
+    "beam_page_steps": ("beam_search_page_steps", "KV pages held by beams, added up over the steps of their searches."),
+    "beam_lone_page_steps": ("beam_search_lone_page_steps", "The same, had no beam shared a page with another."),
     "steps": ("engine_steps", "Steps of the engine."),
     "step_seconds": ("engine_step_seconds", "Time in steps, execution included."),
     "execute_seconds": ("engine_execute_seconds", "Time in the executor."),

@@ -42,11 +42,25 @@ def includes_usage(fields: GenerationFields) -> bool:
 
 
 def sampling_params(
-    fields: GenerationFields, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
+    fields: GenerationFields,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    best_of: int | None = None,
 ) -> SamplingParams:
-    """Raises InvalidRequestError naming the field that is out of range."""
+    """`best_of`: so many beams, or candidates of which best_of.py chooses, in place of n.
+
+    Raises:
+        InvalidRequestError: naming the field that is out of range.
+    """
+    beams = fields.use_beam_search
     return SamplingParams(
-        n=fields.n,
+        n=fields.n if beams or best_of is None else best_of,
+        use_beam_search=beams,
+        beam_width=best_of if beams else None,
+        length_penalty=fields.length_penalty,
+        early_stopping=fields.early_stopping,
         max_tokens=max_tokens,
         min_tokens=fields.min_tokens,
         temperature=fields.temperature,

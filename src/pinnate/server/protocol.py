@@ -8,7 +8,7 @@ if need be; a key of ours that was not asked for is UNSET, which leaves it out.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -41,6 +41,9 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     repetition_penalty: float = 1.0
     logit_bias: dict[str, float] = {}
     seed: int | None = None
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
     stop: str | list[str] = []
     stop_token_ids: list[int] = []
     include_stop_str_in_output: bool = False
@@ -152,9 +155,6 @@ _UNSUPPORTED_EVERYWHERE: Mapping[str, Neutral] = {
     "tool_choice": _is("none", "auto"),
     "functions": _is([]),
     "function_call": _is("none", "auto"),
-    "use_beam_search": _is(False),
-    "length_penalty": _is(1, 1.0),
-    "early_stopping": _is(False),
     "store": _is(False),
     "lora_request": _never,
     "lora_path": _never,

@@ -7,7 +7,7 @@ import math
 import msgspec
 import pytest
 
-from pinnate.core.errors import InvalidRequestError
+from pinnate.core.errors import InvalidRequestError, UnsupportedError
 from pinnate.core.sampling import SamplingParams
 
 
@@ -76,3 +76,50 @@ def test_round_trip() -> None:
 def test_a_decoded_message_is_checked_too() -> None:
     with pytest.raises(InvalidRequestError, match="temperature"):
         msgspec.msgpack.decode(msgspec.msgpack.encode({"temperature": -1.0}), type=SamplingParams)
+
+
+@pytest.mark.parametrize(
+    ("param", "fields"),
+    [
+        ("beam_width", {"beam_width": 4}),
+        ("length_penalty", {"length_penalty": 0.0}),
+        ("early_stopping", {"early_stopping": "never"}),
+        ("beam_width", {"use_beam_search": True, "n": 3, "beam_width": 2}),
+        ("beam_width", {"use_beam_search": True, "beam_width": 129}),
+        ("length_penalty", {"use_beam_search": True, "length_penalty": math.inf}),
+        ("length_penalty", {"use_beam_search": True, "length_penalty": -8.5}),
+        ("early_stopping", {"use_beam_search": True, "early_stopping": "soon"}),
+        ("early_stopping", {"use_beam_search": True, "early_stopping": 1}),
+        ("max_tokens", {"use_beam_search": True, "max_tokens": 0}),
+        ("logit_bias", {"use_beam_search": True, "logit_bias": dict.fromkeys(range(257), 1.0)}),
+        ("stop_token_ids", {"use_beam_search": True, "stop_token_ids": tuple(range(257))}),
+    ],
+)
+def test_what_a_beam_search_needs(param: str, fields: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        SamplingParams(**fields)  # type: ignore[arg-type]
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", 0.5),
+        ("top_p", 0.9),
+        ("top_k", 4),
+        ("min_p", 0.1),
+        ("presence_penalty", 0.1),
+        ("frequency_penalty", 0.1),
+        ("repetition_penalty", 1.1),
+    ],
+)
+def test_a_beam_search_draws_nothing(field: str, value: float) -> None:
+    with pytest.raises(UnsupportedError, match=f"{field} is not supported with use_beam_search"):
+        SamplingParams(use_beam_search=True, **{field: value})  # type: ignore[arg-type]
+    SamplingParams(use_beam_search=True, temperature=0.0, top_k=-1)
+
+
+def test_how_many_sequences_run_at_once() -> None:
+    assert SamplingParams(n=3).num_sequences == 3
+    assert SamplingParams(n=3, use_beam_search=True).num_sequences == 3
+    assert SamplingParams(n=3, use_beam_search=True, beam_width=8).num_sequences == 8

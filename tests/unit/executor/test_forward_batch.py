@@ -78,9 +78,9 @@ def test_samples_of_one_sequence_share_their_logits_row():
     batch = build_forward_batch(SchedulerOutput((first, second)), 16)
     assert batch.logit_rows.tolist() == [1, 2]
     assert batch.samples["row"].tolist() == [0, 0, 1]
-    assert batch.samples["index"].tolist() == [0, 1, 0]
+    assert batch.samples["index"].tolist() == [0, 0, 0]
     assert batch.samples["position"].tolist() == [2, 2, 6]
-    assert batch.samples["seed"].tolist() == [5, 5, -7]
+    assert batch.samples["seed"].tolist() == [5, 6, -7]
 
 
 def test_scores_come_before_samples_and_share_the_last_row():
@@ -110,6 +110,17 @@ def test_history_bias_and_bans_are_ranges_of_flat_arrays():
     assert batch.bias[biased["bias_start"] :].tolist() == [1.5, -2.0, -np.inf]
 
 
+def test_a_reported_token_is_not_drawn_and_takes_no_bias():
+    params = SamplingParams(logit_bias={4: 1.5}, logprobs=2)
+    rows = (Sample(params, 0, 0, 3, target=7, num_top=40), Sample(params, 0, 0, 3, target=8, num_top=0))
+    batch = build_forward_batch(SchedulerOutput((ScheduledSequence(0, 0, ints(1, 2, 3), ints(1), rows),)), 16)
+    assert batch.logit_rows.tolist() == [2]
+    assert batch.samples["target"].tolist() == [7, 8]
+    assert batch.samples["num_top"].tolist() == [40, 0]
+    assert batch.samples["bias_len"].tolist() == [0, 0]
+    assert batch.num_top == 40
+
+
 def test_extreme_parameters_fit_the_record():
     params = SamplingParams(temperature=1e300, top_k=10**12, repetition_penalty=1e-300)
     seq = ScheduledSequence(0, 0, ints(1), ints(1), (Sample(params, 2**63 - 1, 127, 2**31),))
@@ -117,7 +128,7 @@ def test_extreme_parameters_fit_the_record():
     assert np.isfinite(record["temperature"])
     assert record["repetition"] > 0
     assert record["top_k"] == 2**31 - 1
-    assert record["seed"] == 2**63 - 1
+    assert record["seed"] == 2**63 - 1 + 127 - 2**64
     assert SAMPLE_DTYPE.itemsize == 80
 
 

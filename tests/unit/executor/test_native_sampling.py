@@ -1,9 +1,14 @@
 """The sampling kernel against its NumPy definition, on logits that a native program is made to produce."""
 
+from array import array
+
 import numpy as np
 import pytest
 
+from pinnate.core.batch import Sample, ScheduledSequence, SchedulerOutput
 from pinnate.core.sampling import SamplingParams
+from pinnate.executor.forward_batch import build_forward_batch, step_result
+from pinnate.executor.sampling import sample_rows
 from tests.unit.executor.native_helpers import ISAS
 from tests.unit.executor.sampling_helpers import Draw, logits_executor, numpy_draws, step_of
 
@@ -140,3 +145,26 @@ def test_broken_logits_give_a_token_of_the_vocabulary(bad):
     rng = np.random.default_rng(0)
     result = logits_executor(logits).execute(step_of(random_draws(rng, 2, 300, 300)))
     assert all(0 <= token < 300 for token in result.token_ids)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("num_top", [1, 24, 300, 3000])
+def test_reports_for_wide_beam_searches(isa, num_top):
+    """More alternatives than a client may ask for, and more than there are tokens."""
+    logits = spread_logits(np.random.default_rng(num_top), 6, 2050)
+    params = SamplingParams(logit_bias={5: 3.0})
+    rows = [
+        (Sample(params, 0, 0, 1, target=9 * i, num_top=num_top), Sample(params, 0, 0, 1, target=3)) for i in range(6)
+    ]
+    step = SchedulerOutput(
+        tuple(ScheduledSequence(i, 0, array("i", [i]), array("i", [1]), samples) for i, samples in enumerate(rows))
+    )
+    batch = build_forward_batch(step, 16)
+    expected = step_result(step, batch, sample_rows(logits[batch.tokens], batch))
+    native = logits_executor(logits, isa=isa, threads=2).execute(step)
+    for ours, theirs in zip(native.logprobs[::2], expected.logprobs[::2], strict=True):
+        assert (ours.token_id, ours.rank) == (theirs.token_id, theirs.rank)
+        assert len(ours.top) == min(num_top, 2050)
+        assert [token for token, _ in ours.top] == [token for token, _ in theirs.top]
+        assert [v for _, v in ours.top] == pytest.approx([v for _, v in theirs.top], abs=2e-5)
+    assert native.logprobs[1::2] == [None] * 6  # neither the sample nor its params ask

@@ -107,7 +107,7 @@ class FakeEngine:
     submitted: list[Submitted] = field(default_factory=list)
     streams: list[FakeStream] = field(default_factory=list)
     stats: EngineStats = field(default_factory=EngineStats)
-    info: dict[str, Any] = field(default_factory=lambda: {"dtype": "float32"})
+    info: dict[str, Any] = field(default_factory=lambda: {"dtype": "float32", "max_num_seqs": 64})
     commands: list[str] = field(default_factory=list)
     arguments: list[dict[str, Any]] = field(default_factory=list)  # of the commands
     replies: list[dict[str, Any] | Exception] = field(default_factory=list)  # to the coming commands

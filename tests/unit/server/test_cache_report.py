@@ -23,7 +23,7 @@ def reported(_number: int, _params: SamplingParams) -> list[Any]:
 
 @pytest.fixture(autouse=True)
 def engine_with_reports(client: Client) -> None:
-    client.engine.info = {"cache_report": "own"}
+    client.engine.info |= {"cache_report": "own"}
     client.engine.script = reported
 
 

@@ -134,7 +134,7 @@ async def test_the_key_opens_and_health_needs_none(engine: FakeEngine, caplog: p
         assert (await client.post("/v1/completions", {"prompt": "hi"}, headers=headers)).status == 200
     info = await client.call("GET", "/server_info", headers={"authorization": f"Bearer {KEY}"})
     assert info.json["server"]["api_key"] == "set"
-    assert info.json["engine"] == {"dtype": "float32"}
+    assert info.json["engine"] == {"dtype": "float32", "max_num_seqs": 64}
     assert KEY not in info.body.decode() + caplog.text
 
 
