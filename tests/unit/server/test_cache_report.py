@@ -67,8 +67,9 @@ async def test_streams_carry_it_in_a_chunk_of_its_own(client: Client, path: str)
 
 
 async def test_where_the_operator_has_not_allowed_it_the_field_is_refused_by_name(client: Client) -> None:
+    client.engine.info.pop("cache_report")
     for info in ({}, {"cache_report": "off"}):
-        client.engine.info = info
+        client.engine.info |= info
         answer = await client.complete(cache_report=True)
         assert (answer.status, answer.error["param"], answer.error["code"]) == (400, "cache_report", "unsupported")
         assert "--cache-report" in answer.error["message"]
