@@ -204,9 +204,9 @@ void bind_instructions(nb::class_<Program>& c) {
   c.def("qkv", [](Program& p, int layer, int num_heads, int q_norm, int k_norm, float eps, int table, int64_t x,
                   int64_t out) { p.emit(QKVOp{layer, num_heads, q_norm, k_norm, eps, table, x, out}); },
         nb::kw_only(), "layer"_a, "num_heads"_a, "q_norm"_a, "k_norm"_a, "eps"_a, "table"_a, "x"_a, "out"_a);
-  c.def("attention", [](Program& p, int layer, int num_heads, float scale, int window, int64_t q, int64_t out) {
-          p.emit(AttentionOp{layer, num_heads, scale, window, q, out});
-        }, nb::kw_only(), "layer"_a, "num_heads"_a, "scale"_a, "window"_a, "q"_a, "out"_a);
+  c.def("attention", [](Program& p, int layer, int num_heads, float scale, int window, float softcap, int64_t q,
+                        int64_t out) { p.emit(AttentionOp{layer, num_heads, scale, window, softcap, q, out}); },
+        nb::kw_only(), "layer"_a, "num_heads"_a, "scale"_a, "window"_a, "softcap"_a = 0.0f, "q"_a, "out"_a);
   c.def("gather", [](Program& p, int64_t cols, int64_t x, int64_t out) { p.emit(GatherOp{cols, x, out}); },
         nb::kw_only(), "cols"_a, "x"_a, "out"_a);
 }

@@ -40,6 +40,7 @@ Block block_of(TensorType type) {
     case TensorType::kBF16: return {1, 2};
     case TensorType::kQ4_0: return {32, 18};
     case TensorType::kQ4_1: return {32, 20};
+    case TensorType::kQ5_0: return {32, 22};
     case TensorType::kQ8_0: return {32, 34};
     case TensorType::kQ4_K: return {256, 144};
     case TensorType::kQ5_K: return {256, 176};

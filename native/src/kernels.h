@@ -119,6 +119,7 @@ struct AttentionArgs {
   const unsigned char* pool;
   void* out; int64_t ldo;              // act [T, num_heads * head_dim]
   unsigned char* shared;               // attention_shared bytes, of this call alone
+  float softcap = 0;                   // > 0: a scaled score s becomes softcap * tanh(s / softcap); 0: none
 };
 
 // ---- sampling -----------------------------------------------------------------------------------------------------

@@ -207,7 +207,7 @@ void Program::check(const Instruction& instruction) {
           [&](const AttentionOp& op) {
             const KVLayout& kv = layer_of(op.layer);
             require(op.num_heads >= 1 && op.num_heads % kv.num_kv_heads == 0, "heads are not groups of KV heads");
-            require(op.scale > 0, "the scale of attention must be positive");
+            require(op.scale > 0 && op.softcap >= 0, "the scale of attention must be positive, its soft cap not negative");
             const int64_t cols = int64_t{op.num_heads} * kv.head_dim;
             use(op.q, cols, false), use(op.out, cols, false);
           },

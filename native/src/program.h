@@ -28,7 +28,7 @@ struct ConvertOp { bool to_act; int64_t cols, x, out; };  // f32 -> act or back
 struct RopeOp { int table; int64_t cols, head_dim, x, out; };
 struct CopyColumnsOp { int64_t cols, out_cols, at, x, out; };
 struct QKVOp { int layer, num_heads, q_norm, k_norm; float eps; int table; int64_t x, out; };
-struct AttentionOp { int layer, num_heads; float scale; int window; int64_t q, out; };
+struct AttentionOp { int layer, num_heads; float scale; int window; float softcap; int64_t q, out; };
 struct GatherOp { int64_t cols, x, out; };
 using Instruction = std::variant<EmbedOp, GemmOp, NormOp, UnaryOp, BinaryOp, ConvertOp, RopeOp, CopyColumnsOp, QKVOp,
                                  AttentionOp, GatherOp>;

@@ -181,7 +181,7 @@ void Program::execute(const AttentionOp& op, const Block& block) {
   const Step& step = *block.step;
   AttentionArgs a{};
   a.q = at<void>(op.q), a.ldq = op.num_heads * int64_t{pool.layout.head_dim}, a.num_heads = op.num_heads;
-  a.kv = pool.layout, a.scale = op.scale, a.window = op.window;
+  a.kv = pool.layout, a.scale = op.scale, a.window = op.window, a.softcap = op.softcap;
   a.num_seqs = static_cast<int>(step.contexts.size());
   a.seq_starts = step.seq_starts.data(), a.contexts = step.contexts.data();
   a.page_offsets = step.page_offsets.data(), a.page_indices = step.page_indices.data();

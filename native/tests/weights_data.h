@@ -12,7 +12,7 @@
 namespace pinnate::test {
 
 constexpr TensorType kTypes[] = {TensorType::kF32,  TensorType::kF16,  TensorType::kBF16, TensorType::kQ4_0, TensorType::kQ4_1,
-                                 TensorType::kQ8_0, TensorType::kQ4_K, TensorType::kQ5_K, TensorType::kQ6_K};
+                                 TensorType::kQ5_0, TensorType::kQ8_0, TensorType::kQ4_K, TensorType::kQ5_K, TensorType::kQ6_K};
 
 inline float half_at(const unsigned char* p) {
   const int h = p[0] | p[1] << 8, exponent = h >> 10 & 31, mantissa = h & 1023;
@@ -65,6 +65,11 @@ inline float element(TensorType type, const unsigned char* row, int64_t i) {
       const float product = half_at(b) * static_cast<float>(nibble(b + 4, j));
       return product + half_at(b + 2);
     }
+    case TensorType::kQ5_0: {
+      const unsigned char* b = row + i / 32 * 22;
+      const int fifth = b[2 + j / 8] >> j % 8 & 1;
+      return half_at(b) * static_cast<float>(nibble(b + 6, j) + 16 * fifth - 16);
+    }
     case TensorType::kQ8_0: {
       const unsigned char* b = row + i / 32 * 34;
       return half_at(b) * static_cast<float>(static_cast<signed char>(b[2 + j]));
@@ -112,6 +117,7 @@ inline void tame_scales(TensorType type, unsigned char* p, std::mt19937& rng) {
   };
   switch (type) {
     case TensorType::kQ4_0:
+    case TensorType::kQ5_0:
     case TensorType::kQ8_0: half(p, 8); break;
     case TensorType::kQ4_1: half(p, 8), half(p + 2, 11); break;
     case TensorType::kQ4_K:

@@ -414,6 +414,14 @@ struct ItemRun {
                                m.scores + t * kTile);
         });
     });
+    if (a.softcap > 0) {  // scores are not scaled yet
+      const vf in = set1(a.scale / a.softcap), out = set1(a.softcap / a.scale);
+      for (int64_t i = 0; i < rows; ++i)
+        for (int t = 0; t < tiles * kTile; t += kWidth) {
+          float* s = m.scores + i * kBlock + t;
+          store(s, tanh(load(s) * in) * out);
+        }
+    }
     update_softmax<A>(rows, tiles, a.scale, spans, m.scores, m.weights, states, stride, g.columns);
     next ? add_values<true>(block, next, rows, tokens, states) : add_values<false>(block, next, rows, tokens, states);
   }

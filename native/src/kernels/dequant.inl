@@ -26,6 +26,17 @@ PINNATE_INLINE void decode_q4_1(const unsigned char* b, float* out) {
   }
 }
 
+// 32 elements: scale d, 32 fifth bits, nibbles q; d * (q - 16).
+PINNATE_INLINE void decode_q5_0(const unsigned char* b, float* out) {
+  const float d = f16_to_float(b);
+  uint32_t fifth;
+  std::memcpy(&fifth, b + 2, 4);
+  for (int i = 0; i < 16; ++i) {
+    out[i] = d * static_cast<float>(((b[6 + i] & 15) | static_cast<int>(fifth >> i & 1) << 4) - 16);
+    out[i + 16] = d * static_cast<float>(((b[6 + i] >> 4) | static_cast<int>(fifth >> (i + 16) & 1) << 4) - 16);
+  }
+}
+
 // 32 elements: scale d, signed bytes q; d * q.
 PINNATE_INLINE void decode_q8_0(const unsigned char* b, float* out) {
   const float d = f16_to_float(b);
@@ -111,6 +122,7 @@ static void dequantize(TensorType type, const unsigned char* data, int64_t count
       return;
     case TensorType::kQ4_0: decode_blocks<32, 18>(data, count, out, decode_q4_0); return;
     case TensorType::kQ4_1: decode_blocks<32, 20>(data, count, out, decode_q4_1); return;
+    case TensorType::kQ5_0: decode_blocks<32, 22>(data, count, out, decode_q5_0); return;
     case TensorType::kQ8_0: decode_blocks<32, 34>(data, count, out, decode_q8_0); return;
     case TensorType::kQ4_K: decode_blocks<256, 144>(data, count, out, decode_q45_k<false>); return;
     case TensorType::kQ5_K: decode_blocks<256, 176>(data, count, out, decode_q45_k<true>); return;
@@ -126,6 +138,7 @@ PINNATE_INLINE int64_t stored_bytes(TensorType type, int64_t cols) {
     case TensorType::kBF16: return cols * 2;
     case TensorType::kQ4_0: return cols / 32 * 18;
     case TensorType::kQ4_1: return cols / 32 * 20;
+    case TensorType::kQ5_0: return cols / 32 * 22;
     case TensorType::kQ8_0: return cols / 32 * 34;
     case TensorType::kQ4_K: return cols / 256 * 144;
     case TensorType::kQ5_K: return cols / 256 * 176;

@@ -108,8 +108,8 @@ class ReferenceExecutor:
             case Linear(weight=weight, bias=bias):
                 out = inputs[0] @ self._weight(weight).T
                 return out if bias is None else out + self._weight(bias)
-            case RMSNorm(weight=weight, eps=eps, group=group):
-                return rms_norm(inputs[0], self._weight(weight), eps, group)
+            case RMSNorm(weight=weight, eps=eps, group=group, offset=offset):
+                return rms_norm(inputs[0], np.float32(offset) + self._weight(weight), eps, group)
             case LayerNorm(weight=weight, bias=bias, eps=eps):
                 return layer_norm(inputs[0], self._weight(weight), None if bias is None else self._weight(bias), eps)
             case Rope(head_dim=head_dim, table=table):
@@ -183,7 +183,10 @@ def attend(op: Attention, q: Floats, keys: Floats, values: Floats, positions: In
     out = np.empty_like(q)
     for head in range(op.num_heads):
         kv_head = head // (op.num_heads // op.num_kv_heads)
-        scores = q[:, head] @ keys[:, kv_head].T * np.float32(op.scale) + mask
+        scores = q[:, head] @ keys[:, kv_head].T * np.float32(op.scale)
+        if op.softcap:
+            scores = softcap(scores, op.softcap)
+        scores += mask
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         out[:, head] = weights @ values[:, kv_head] / weights.sum(axis=-1, keepdims=True)
     return out.reshape(len(q), -1)

@@ -26,10 +26,12 @@ from pinnate.graph.tensor import Tensor
 
 @dataclass(frozen=True, slots=True)
 class KVLayer:
-    """What one attention layer keeps for each token: num_kv_heads keys and values of head_dim."""
+    """What one attention layer keeps for each token: num_kv_heads keys and values of head_dim. It looks at the last
+    `window` tokens (0: all)."""
 
     num_kv_heads: int
     head_dim: int
+    window: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +69,12 @@ class GraphBuilder:
         self._ops.append(Linear(out, x, weight, bias))
         return out
 
-    def rms_norm(self, x: Value, weight: Tensor, eps: float) -> Value:
+    def rms_norm(self, x: Value, weight: Tensor, eps: float, offset: float = 0.0) -> Value:
         group = weight.shape[0]
         if x.width % group:
             raise ValueError(f"{weight.name}: {group} columns do not divide the value's {x.width}")
         out = self._value(x.width, x.rows)
-        self._ops.append(RMSNorm(out, x, weight, eps, group))
+        self._ops.append(RMSNorm(out, x, weight, eps, group, offset))
         return out
 
     def layer_norm(self, x: Value, weight: Tensor, bias: Tensor | None, eps: float) -> Value:
@@ -86,16 +88,24 @@ class GraphBuilder:
         return out
 
     def attention(
-        self, q: Value, k: Value, v: Value, *, head_dim: int, scale: float | None = None, window: int = 0
+        self,
+        q: Value,
+        k: Value,
+        v: Value,
+        *,
+        head_dim: int,
+        scale: float | None = None,
+        window: int = 0,
+        softcap: float = 0.0,
     ) -> Value:
         out = self._value(q.width)
         heads, kv_heads = q.width // head_dim, k.width // head_dim
         if heads * head_dim != q.width or kv_heads * head_dim != k.width or k.width != v.width or heads % kv_heads:
             raise ValueError(f"attention of {q.width}/{k.width}/{v.width} columns with head_dim {head_dim}")
         layer = len(self._kv_layers)
-        self._kv_layers.append(KVLayer(kv_heads, head_dim))
+        self._kv_layers.append(KVLayer(kv_heads, head_dim, window))
         used = head_dim**-0.5 if scale is None else scale
-        self._ops.append(Attention(out, q, k, v, layer, heads, kv_heads, head_dim, used, window))
+        self._ops.append(Attention(out, q, k, v, layer, heads, kv_heads, head_dim, used, window, softcap))
         return out
 
     def swiglu(self, gate: Value, up: Value) -> Value:

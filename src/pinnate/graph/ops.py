@@ -54,13 +54,14 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class RMSNorm:
-    """x / sqrt(mean(x^2) + eps) * weight [group], over groups of `group` columns (the width, or head_dim)."""
+    """x / sqrt(mean(x^2) + eps) * (offset + weight [group]), over groups of `group` columns (the width, or head_dim)."""
 
     out: Value
     x: Value
     weight: Tensor
     eps: float
     group: int
+    offset: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,8 @@ class Attention:
     """Writes k and v of this step into the pages of `layer`, then causal attention of q over the sequence's pages.
 
     q [T, num_heads * head_dim]; k, v [T, num_kv_heads * head_dim]; query head h uses KV head h // (num_heads //
-    num_kv_heads). softmax(q k^T * scale) v over positions max(0, p - window + 1) .. p (window 0: all).
+    num_kv_heads). softmax(q k^T * scale) v over positions max(0, p - window + 1) .. p (window 0: all). Where softcap is
+    above 0, scores s = q k^T * scale become softcap * tanh(s / softcap) first.
     """
 
     out: Value
@@ -102,6 +104,7 @@ class Attention:
     head_dim: int
     scale: float
     window: int = 0
+    softcap: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

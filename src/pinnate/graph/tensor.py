@@ -13,6 +13,7 @@ class TensorType(enum.IntEnum):
     F16 = 1
     Q4_0 = 2
     Q4_1 = 3
+    Q5_0 = 6
     Q8_0 = 8
     Q4_K = 12
     Q5_K = 13
@@ -27,6 +28,7 @@ BLOCK_SIZES: dict[TensorType, tuple[int, int]] = {
     TensorType.BF16: (1, 2),
     TensorType.Q4_0: (32, 18),
     TensorType.Q4_1: (32, 20),
+    TensorType.Q5_0: (32, 22),
     TensorType.Q8_0: (32, 34),
     TensorType.Q4_K: (256, 144),
     TensorType.Q5_K: (256, 176),

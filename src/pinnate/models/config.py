@@ -11,6 +11,15 @@ from dataclasses import dataclass
 
 from pinnate.core.errors import ModelError
 from pinnate.models.fields import Fields
+from pinnate.models.gemma3_config import (
+    PATTERN,
+    GemmaConfig,
+    HFRope,
+    gemma_from_gguf,
+    gemma_from_hf,
+    gemma_rope_from_hf,
+    gemma_windows,
+)
 from pinnate.models.rope import RopeScaling, scaling_from_gguf, scaling_from_hf
 
 # config.json's architectures[0] -> family; GGUF's general.architecture is the family's name itself
@@ -19,15 +28,18 @@ HF_ARCHITECTURES = {
     "MistralForCausalLM": "mistral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "Gemma3ForCausalLM": "gemma3",
 }
-GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3")
+GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
 
 _MAX_LAYERS = 1024
+_QK_NORM = ("qwen3", "gemma3")
+_HEAD_DIMS = {"qwen3": 128, "gemma3": 256}  # where config.json does not say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """One decoder-only transformer of the llama family. Sizes in elements, contexts in tokens.
+    """One decoder-only transformer of the llama family, or like it. Sizes in elements, contexts in tokens.
 
     `windows` has one entry for each layer: attention looks at this many last tokens (0: all). The bias flags
     and `tie_word_embeddings` are None where the description does not say: then the tensors in the file decide.
@@ -53,6 +65,7 @@ class ModelConfig:
     tie_word_embeddings: bool | None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    gemma: GemmaConfig | None = None  # of family gemma3
 
     @classmethod
     def from_hf(
@@ -65,11 +78,12 @@ class ModelConfig:
         """
         fields = Fields(where, config)
         family = _hf_family(fields)
-        _refuse_unsupported(fields)
+        gemma = family == "gemma3"
+        _refuse_unsupported(fields, "hidden_act" if not gemma else None)
         hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
         layers = fields.integer("num_hidden_layers")
         context = fields.integer("max_position_embeddings", 2048)
-        rope = _hf_rope(fields)
+        rope = gemma_rope_from_hf(fields, context) if gemma else _hf_rope(fields, context)
         # Qwen2 always has biases on q, k, v and never on o; the others have all four or none.
         all_bias = family in ("llama", "qwen3") and fields.boolean("attention_bias", False)
         return _checked(
@@ -82,19 +96,20 @@ class ModelConfig:
                 num_layers=layers,
                 num_heads=heads,
                 num_kv_heads=fields.integer("num_key_value_heads", heads),
-                head_dim=fields.integer("head_dim", 128 if family == "qwen3" else hidden // heads or 1),
+                head_dim=fields.integer("head_dim", _HEAD_DIMS.get(family) or hidden // heads or 1),
                 max_position_embeddings=context,
                 norm_eps=fields.number("rms_norm_eps", 1e-6),
-                rope_theta=rope.opt_number("rope_theta") or fields.number("rope_theta", 10000.0),
-                rope_scaling=scaling_from_hf(rope, context),
+                rope_theta=rope.theta,
+                rope_scaling=rope.scaling,
                 windows=_hf_windows(fields, family, layers),
                 qkv_bias=all_bias or family == "qwen2",
                 o_bias=all_bias,
                 mlp_bias=family == "llama" and fields.boolean("mlp_bias", False),
-                qk_norm=family == "qwen3",
-                tie_word_embeddings=fields.boolean("tie_word_embeddings", False),
+                qk_norm=family in _QK_NORM,
+                tie_word_embeddings=fields.boolean("tie_word_embeddings", gemma),
                 bos_token_id=next(iter(fields.ids("bos_token_id")), None),
                 eos_token_ids=_union(fields.ids("eos_token_id"), eos_token_ids),
+                gemma=gemma_from_hf(fields, rope.local_theta) if gemma else None,
             ),
         )
 
@@ -118,6 +133,9 @@ class ModelConfig:
         heads, layers = fields.integer("attention.head_count"), fields.integer("block_count")
         head_dim = _gguf_head_dim(fields, heads)
         context = fields.integer("context_length")
+        window = fields.integer("attention.sliding_window", 0, least=0)
+        gemma = gemma_from_gguf(fields, layers, heads, head_dim) if family == "gemma3" else None
+        pattern = fields.integer("attention.sliding_window_pattern", PATTERN) if gemma else _MAX_LAYERS + 1
         return _checked(
             fields,
             cls(
@@ -131,16 +149,17 @@ class ModelConfig:
                 head_dim=head_dim,
                 max_position_embeddings=context,
                 norm_eps=fields.number("attention.layer_norm_rms_epsilon"),
-                rope_theta=fields.number("rope.freq_base", 10000.0),
+                rope_theta=fields.number("rope.freq_base", 1e6 if gemma else 1e4),
                 rope_scaling=scaling_from_gguf(fields, context),
-                windows=(fields.integer("attention.sliding_window", 0, least=0),) * min(layers, _MAX_LAYERS),
+                windows=gemma_windows(window, min(layers, _MAX_LAYERS), pattern),
                 qkv_bias=None if family == "llama" else family == "qwen2",
                 o_bias=None if family == "llama" else False,
                 mlp_bias=None if family == "llama" else False,
-                qk_norm=family == "qwen3",
+                qk_norm=family in _QK_NORM,
                 tie_word_embeddings=None,
                 bos_token_id=next(iter(tokenizer.ids("bos_token_id")), None),
                 eos_token_ids=_union(*(tokenizer.ids(f"{end}_token_id") for end in ("eos", "eot", "eom"))),
+                gemma=gemma,
             ),
         )
 
@@ -160,37 +179,41 @@ def _hf_family(fields: Fields) -> str:
     return HF_ARCHITECTURES[names[0]]
 
 
-def _refuse_unsupported(fields: Fields) -> None:
-    activation = fields.opt_text("hidden_act") or "silu"
-    if activation != "silu":
-        raise fields.fail("hidden_act", f"{activation!r} is not supported; supported: silu")
+def _refuse_unsupported(fields: Fields, activation_key: str | None) -> None:
+    activation = activation_key and fields.opt_text(activation_key) or "silu"
+    if activation_key and activation != "silu":
+        raise fields.fail(activation_key, f"{activation!r} is not supported; supported: silu")
     if fields.has("quantization_config"):
         settings = fields.sub("quantization_config")
         method = settings.opt_text("quant_method") if settings is not None else None
         raise fields.fail("quantization_config", f"{method!r}: quantised safetensors are not supported")
 
 
-def _hf_rope(fields: Fields) -> Fields:
-    """The object with the rope settings: `rope_parameters` of transformers 5, `rope_scaling` of 4, or an empty one."""
+def _hf_rope(fields: Fields, context: int) -> HFRope:
+    """From the object with the rope settings: `rope_parameters` of transformers 5, `rope_scaling` of 4, or none."""
     rope = fields.sub("rope_parameters") or fields.sub("rope_scaling") or Fields(fields.where, {})
     for source in (fields, rope):
         if source.number("partial_rotary_factor", 1.0) != 1.0:
             raise source.fail("partial_rotary_factor", "other than 1 is not supported")
-    return rope
+    theta = rope.opt_number("rope_theta") or fields.number("rope_theta", 10000.0)
+    return HFRope(theta, scaling_from_hf(rope, context))
 
 
 def _hf_windows(fields: Fields, family: str, layers: int) -> tuple[int, ...]:
-    """Mistral: `sliding_window` on every layer. Qwen: on the layers from `max_window_layers`, if it is switched on."""
-    window = fields.integer("sliding_window", 0, least=0) if family != "llama" else 0
+    """Mistral: `sliding_window` on every layer. Qwen: on the layers from `max_window_layers`, if it is switched on.
+    Gemma: on all but every sixth."""
+    window = fields.integer("sliding_window", 512 if family == "gemma3" else 0, least=0) if family != "llama" else 0
     if family in ("qwen2", "qwen3") and not fields.boolean("use_sliding_window", False):
         window = 0
     layers = min(layers, _MAX_LAYERS)
     kinds = fields.get("layer_types")
-    if family in ("qwen2", "qwen3") and kinds is not None:
+    if family in ("qwen2", "qwen3", "gemma3") and kinds is not None:
         known = ("full_attention", "sliding_attention")
         if not isinstance(kinds, list) or len(kinds) != layers or any(k not in known for k in kinds):
             raise fields.fail("layer_types", f"must name {' or '.join(known)} for each of {layers} layers")
         return tuple(window if k == "sliding_attention" else 0 for k in kinds)
+    if family == "gemma3":
+        return gemma_windows(window, layers, fields.integer("sliding_window_pattern", PATTERN))
     first = fields.integer("max_window_layers", 28, least=0) if family in ("qwen2", "qwen3") else 0
     return tuple(window if layer >= first else 0 for layer in range(layers))
 

@@ -33,7 +33,7 @@ def build(config: ModelConfig, weights: WeightSource) -> Graph:
         x = _block(graph, config, weights, layer, x, table)
     x = graph.gather_rows(x)
     x = graph.rms_norm(x, weights.take("model.norm.weight", (config.hidden_size,)), config.norm_eps)
-    return graph.finish(graph.linear(x, _head(config, weights, embedding)))
+    return graph.finish(graph.linear(x, output_matrix(config, weights, embedding)))
 
 
 def _block(
@@ -70,7 +70,7 @@ def _block(
     return graph.add(x, linear(graph.swiglu(gate, up), "mlp.down_proj", hidden, inner, config.mlp_bias))
 
 
-def _head(config: ModelConfig, weights: WeightSource, embedding: Tensor) -> Tensor:
+def output_matrix(config: ModelConfig, weights: WeightSource, embedding: Tensor) -> Tensor:
     """The output matrix. Where the config ties it to the embedding, a file's own is ignored, as in transformers."""
     tied = not weights.has(_HEAD) if config.tie_word_embeddings is None else config.tie_word_embeddings
     if tied:

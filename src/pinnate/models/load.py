@@ -60,7 +60,7 @@ def load_model(path: Path | str) -> LoadedModel:
         file = GGUFFile(path)
         config = _gguf_config(file)
         permuted = (config.num_heads, config.num_kv_heads) if config.family == "llama" else None
-        weights = WeightSource.from_gguf(file, permuted_heads=permuted)
+        weights = WeightSource.from_gguf(file, family=config.family, permuted_heads=permuted)
     graph = FAMILIES[config.family](config, weights)
     unused = weights.finish()
     if unused:

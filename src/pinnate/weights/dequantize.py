@@ -61,6 +61,12 @@ def _q4_1(blocks: Bytes) -> Floats:
     return _half(blocks[:, :2]) * _nibbles(blocks[:, 4:]).astype(np.float32) + _half(blocks[:, 2:4])
 
 
+def _q5_0(blocks: Bytes) -> Floats:
+    """32 elements: d, 4 bytes with their fifth bits, nibbles q; d * (q - 16)."""
+    fifth = np.unpackbits(blocks[:, 2:6], axis=1, bitorder="little")
+    return _half(blocks[:, :2]) * ((_nibbles(blocks[:, 6:]) | fifth << 4).astype(np.float32) - 16)
+
+
 def _q8_0(blocks: Bytes) -> Floats:
     """32 elements: d, signed bytes q; d * q."""
     return _half(blocks[:, :2]) * _signed(blocks[:, 2:])
@@ -116,6 +122,7 @@ _DECODERS: Mapping[TensorType, Callable[[Bytes], Floats]] = MappingProxyType(
         TensorType.BF16: _bf16,
         TensorType.Q4_0: _q4_0,
         TensorType.Q4_1: _q4_1,
+        TensorType.Q5_0: _q5_0,
         TensorType.Q8_0: _q8_0,
         TensorType.Q4_K: _q4_k,
         TensorType.Q5_K: _q5_k,

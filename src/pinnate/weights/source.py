@@ -32,6 +32,15 @@ _GGUF_LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+# Architectures with norms after their blocks, where names mean other things.
+_GGUF_LAYER_OF = {
+    "gemma3": _GGUF_LAYER
+    | {
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    }
+}
 _GGUF_LAYER_NAME = re.compile(r"blk\.(\d{1,6})\.(\w+)\.(weight|bias)")
 
 
@@ -56,10 +65,12 @@ class WeightSource:
         return cls(str(folder.path), folder.names, folder.tensor, folder.origin)
 
     @classmethod
-    def from_gguf(cls, file: GGUFFile, *, permuted_heads: tuple[int, int] | None = None) -> WeightSource:
+    def from_gguf(
+        cls, file: GGUFFile, *, family: str = "", permuted_heads: tuple[int, int] | None = None
+    ) -> WeightSource:
         """`permuted_heads`: the numbers of query and key heads where the file's architecture stores the rows of q and k
         permuted (llama); None elsewhere."""
-        originals = {canonical_name(name): name for name in file.tensors}
+        originals = {canonical_name(name, family): name for name in file.tensors}
 
         def load(name: str) -> Tensor:
             tensor = replace(file.tensors[originals[name]], name=name)
@@ -69,7 +80,7 @@ class WeightSource:
             return tensor
 
         def origin(name: str) -> str:
-            return f"{file.path}: tensor {originals.get(name) or gguf_name(name)}"
+            return f"{file.path}: tensor {originals.get(name) or gguf_name(name, family)}"
 
         return cls(str(file.path), originals, load, origin)
 
@@ -99,20 +110,21 @@ class WeightSource:
         return [name for name in self._left if not name.endswith("rotary_emb.inv_freq")]
 
 
-def canonical_name(name: str) -> str:
+def canonical_name(name: str, family: str = "") -> str:
     """The Hugging Face name of a GGUF tensor; unknown names stay as they are."""
+    layer_names = _GGUF_LAYER_OF.get(family, _GGUF_LAYER)
     match = _GGUF_LAYER_NAME.fullmatch(name)
-    if match and match[2] in _GGUF_LAYER:
-        return f"model.layers.{match[1]}.{_GGUF_LAYER[match[2]]}.{match[3]}"
+    if match and match[2] in layer_names:
+        return f"model.layers.{match[1]}.{layer_names[match[2]]}.{match[3]}"
     return _GGUF_TOP.get(name, name)
 
 
-def gguf_name(name: str) -> str:
+def gguf_name(name: str, family: str = "") -> str:
     """The inverse of `canonical_name`."""
     for ours, theirs in _GGUF_TOP.items():
         if theirs == name:
             return ours
-    for ours, theirs in _GGUF_LAYER.items():
+    for ours, theirs in _GGUF_LAYER_OF.get(family, _GGUF_LAYER).items():
         match = re.fullmatch(rf"model\.layers\.(\d+)\.{re.escape(theirs)}\.(weight|bias)", name)
         if match:
             return f"blk.{match[1]}.{ours}.{match[2]}"

@@ -20,7 +20,7 @@ from tests.unit.executor.native_helpers import ISAS, sequence, step
 T = TensorType
 ROWS = 70  # not whole panels
 ONE = 127 / 128  # a value that is exact as d * q with q = 127, and in bfloat16
-HALVES = {T.Q4_0: (0,), T.Q4_1: (0, 2), T.Q8_0: (0,), T.Q4_K: (0, 2), T.Q5_K: (0, 2), T.Q6_K: (208,)}
+HALVES = {T.Q4_0: (0,), T.Q4_1: (0, 2), T.Q5_0: (0,), T.Q8_0: (0,), T.Q4_K: (0, 2), T.Q5_K: (0, 2), T.Q6_K: (208,)}
 
 
 def q8_0(values: np.ndarray) -> Tensor:
@@ -94,7 +94,7 @@ def test_stored_blocks_are_held_without_a_second_loss(type_, quantization, isa):
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("type_", [T.Q5_K, T.Q6_K, T.F32, T.F16, T.BF16])
+@pytest.mark.parametrize("type_", [T.Q5_0, T.Q5_K, T.Q6_K, T.F32, T.F16, T.BF16])
 def test_eight_bits_round_by_at_most_half_a_step(type_, isa):
     weight = matrix(type_, 256)
     expected = to_float32(weight).astype(np.float64)

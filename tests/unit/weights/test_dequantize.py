@@ -14,6 +14,7 @@ from pinnate.weights.dequantize import to_float32
 HALVES = {
     TensorType.Q4_0: (0,),
     TensorType.Q4_1: (0, 2),
+    TensorType.Q5_0: (0,),
     TensorType.Q8_0: (0,),
     TensorType.Q4_K: (0, 2),
     TensorType.Q5_K: (0, 2),

@@ -93,8 +93,8 @@ class _Assembler:
                 program.copy_columns(cols=x.cols, out_cols=out.cols, at=column, x=at[x], out=at[out])
             case QKV():
                 self._qkv(instruction)
-            case PagedAttention(layer, heads, scale, window, q, out):
-                program.attention(layer=layer, num_heads=heads, scale=scale, window=window, q=at[q], out=at[out])
+            case PagedAttention():
+                self._attention(instruction)
             case Gather(x, out):
                 program.gather(cols=x.cols, x=at[x], out=at[out])
 
@@ -123,6 +123,17 @@ class _Assembler:
             out=self._at[op.out],
         )
 
+    def _attention(self, op: PagedAttention) -> None:
+        self._program.attention(
+            layer=op.layer,
+            num_heads=op.num_heads,
+            scale=op.scale,
+            window=op.window,
+            softcap=op.softcap,
+            q=self._at[op.q],
+            out=self._at[op.out],
+        )
+
     def _weight(self, weight: Weight) -> int:
         if weight not in self._weights:
             sources = [_source(tensor) for tensor in weight.tensors]
@@ -134,7 +145,7 @@ class _Assembler:
             return -1
         if vector not in self._vectors:
             parts = [np.zeros(p, np.float32) if isinstance(p, int) else _decode(p) for p in vector.parts]
-            self._vectors[vector] = self._program.add_vector(np.concatenate(parts))
+            self._vectors[vector] = self._program.add_vector(np.concatenate(parts) + np.float32(vector.offset))
         return self._vectors[vector]
 
     def _table(self, table: RopeTable) -> int:

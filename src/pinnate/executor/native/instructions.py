@@ -36,9 +36,10 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """fp32 vectors joined to one; an int stands for that many zeros."""
+    """fp32 vectors joined to one, with `offset` added; an int stands for that many zeros."""
 
     parts: tuple[Tensor | int, ...]
+    offset: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,7 @@ class PagedAttention:
     num_heads: int
     scale: float
     window: int
+    softcap: float
     q: Buffer
     out: Buffer
 

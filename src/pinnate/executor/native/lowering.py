@@ -61,6 +61,10 @@ def _vector(tensor: Tensor | None) -> Vector | None:
     return None if tensor is None else Vector((tensor,))
 
 
+def _norm_weight(op: RMSNorm) -> Vector:
+    return Vector((op.weight,), op.offset)
+
+
 class _Lowering:
     """Owns the list of instructions while it grows, and which buffer holds which value."""
 
@@ -171,7 +175,8 @@ class _Lowering:
     def _norm(self, op: RMSNorm | LayerNorm, bias: Tensor | None, group: int) -> None:
         x = self._read_f32(op.x)
         out = self._new_act(op.out) if self._uses.feeds_only_linears(op.out) else self._new_f32(op.out)
-        self._code.append(Norm(isinstance(op, LayerNorm), Vector((op.weight,)), _vector(bias), op.eps, group, x, out))
+        weight = _norm_weight(op) if isinstance(op, RMSNorm) else Vector((op.weight,))
+        self._code.append(Norm(isinstance(op, LayerNorm), weight, _vector(bias), op.eps, group, x, out))
 
     def _unary(self, name: str, parameter: float, x: Value, out: Value) -> None:
         self._code.append(Unary(name, parameter, self._read_f32(x), self._new_f32(out)))
@@ -211,15 +216,16 @@ class _Lowering:
             QKV(
                 op.layer,
                 op.num_heads,
-                None if fused.q_norm is None else Vector((fused.q_norm.weight,)),
-                None if fused.k_norm is None else Vector((fused.k_norm.weight,)),
+                None if fused.q_norm is None else _norm_weight(fused.q_norm),
+                None if fused.k_norm is None else _norm_weight(fused.k_norm),
                 norms[0].eps if norms else 0.0,
                 fused.table,
                 joined,
                 q,
             )
         )
-        self._code.append(PagedAttention(op.layer, op.num_heads, op.scale, op.window, q, self._new_act(op.out)))
+        out = self._new_act(op.out)
+        self._code.append(PagedAttention(op.layer, op.num_heads, op.scale, op.window, op.softcap, q, out))
 
     def _join_qkv(self, fused: FusedAttention) -> Buffer:
         """q, k and v side by side: by one product where they are products of the same value, else copied."""
