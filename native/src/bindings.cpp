@@ -223,12 +223,14 @@ NB_MODULE(_native, m) {
   program
       .def("__init__",
            [](Program* self, const std::string& isa, const std::string& act, int threads, int page_size, int num_pages,
-              std::vector<std::pair<int, int>> kv_layers, int64_t max_tokens, int64_t block_rows, bool kv_int8) {
-             ProgramSpec spec{named(act, kActs), page_size, num_pages, std::move(kv_layers), max_tokens, block_rows, kv_int8};
+              std::vector<std::pair<int, int>> kv_layers, int64_t max_tokens, int64_t block_rows, bool kv_int8,
+              std::vector<std::pair<int, int>> kv_places) {
+             ProgramSpec spec{named(act, kActs),    page_size,  num_pages,  std::move(kv_layers),
+                              std::move(kv_places), max_tokens, block_rows, kv_int8};
              new (self) Program(isa, threads, std::move(spec));
            },
-           nb::kw_only(), "isa"_a, "act"_a, "threads"_a, "page_size"_a, "num_pages"_a, "kv_layers"_a, "max_tokens"_a,
-           "block_rows"_a, "kv_int8"_a = false)
+           nb::kw_only(), "isa"_a, "act"_a, "threads"_a, "page_size"_a, "num_pages"_a, "kv_layers"_a, "max_tokens"_a, "block_rows"_a,
+           "kv_int8"_a = false, "kv_places"_a = std::vector<std::pair<int, int>>{})
       .def("add_weight", &add_weight, "sources"_a, nb::kw_only(), "swiglu"_a, "format"_a = "act")
       .def("add_vector", &add_vector, "data"_a)
       .def("add_rope_table", &add_rope_table, "cos"_a, "sin"_a, nb::kw_only(), "pairs"_a)

@@ -62,7 +62,21 @@ Program::Program(const std::string& isa, int threads, ProgramSpec spec)
     kv_.push_back({layout, page_bytes, LazyMemory(page_bytes * (static_cast<size_t>(spec_.num_pages) + 1), true)});
   }
   attention_scratch_.resize(static_cast<size_t>(threads));
-  limits_ = {spec_.max_tokens, std::numeric_limits<int32_t>::max(), 0, 0, spec_.page_size, spec_.num_pages};
+  limits_ = {spec_.max_tokens, std::numeric_limits<int32_t>::max(), 0, 0, spec_.page_size, spec_.num_pages, 1};
+  check_places();
+}
+
+// Every layer has a slot of its own in the pages of its group; counts the groups.
+void Program::check_places() {
+  if (spec_.kv_places.empty())
+    for (int layer = 0; layer < static_cast<int>(kv_.size()); ++layer) spec_.kv_places.emplace_back(0, layer);
+  std::vector<std::pair<int, int>> places = spec_.kv_places;
+  std::sort(places.begin(), places.end());
+  require(std::adjacent_find(places.begin(), places.end()) == places.end(), "two layers have the same place");
+  for (const auto& [group, slot] : places) {
+    require(group >= 0 && group <= static_cast<int>(places.size()) && has(kv_, slot), "a layer's place does not exist");
+    limits_.groups = std::max<int64_t>(limits_.groups, group + 1);
+  }
 }
 
 Program::~Program() { pool_.when_idle({}); }
@@ -147,8 +161,8 @@ void Program::check(const Instruction& instruction) {
             "a vector is missing or has another size");
   };
   const auto layer_of = [&](int id) -> const KVLayout& {
-    require(has(kv_, id) && !in_logits_, "attention of a layer that does not exist, or after gather");
-    return kv_[static_cast<size_t>(id)].layout;
+    require(has(spec_.kv_places, id) && !in_logits_, "attention of a layer that does not exist, or after gather");
+    return pool_of(id).layout;
   };
   const auto table_of = [&](int id, int64_t head_dim) {
     require(has(tables_, id) && tables_[static_cast<size_t>(id)].pairs * 2 <= head_dim, "a rope table does not fit");

@@ -57,7 +57,8 @@ class LazyMemory {
 struct ProgramSpec {
   Act act;
   int page_size, num_pages;                        // usable pages; page 0 is extra
-  std::vector<std::pair<int, int>> kv_layers;      // (num_kv_heads, head_dim)
+  std::vector<std::pair<int, int>> kv_layers;      // that share a page: (num_kv_heads, head_dim)
+  std::vector<std::pair<int, int>> kv_places;      // of each layer: (group, which of kv_layers); empty: (0, its number)
   int64_t max_tokens, block_rows;                  // rows of the two parts' buffers
   bool kv_int8 = false;                            // as KVLayout::int8
 };
@@ -101,9 +102,14 @@ class Program {
     const int32_t* gather;  // [rows] token rows, in the logits part
   };
 
+  void check_places();
   void check(const Instruction& instruction);
   void use(int64_t offset, int64_t cols, bool f32);
   const float* vector(int id) const { return id < 0 ? nullptr : vectors_[static_cast<size_t>(id)].data(); }
+  int group_of(int layer) const { return spec_.kv_places[static_cast<size_t>(layer)].first; }
+  const KVPool& pool_of(int layer) const {
+    return kv_[static_cast<size_t>(spec_.kv_places[static_cast<size_t>(layer)].second)];
+  }
   template <class T = float>
   T* at(int64_t offset) const { return reinterpret_cast<T*>(arena_.data() + offset); }
 

@@ -162,7 +162,7 @@ void Program::execute(const CopyColumnsOp& op, const Block& block) {
 }
 
 void Program::execute(const QKVOp& op, const Block& block) {
-  const KVPool& pool = kv_[static_cast<size_t>(op.layer)];
+  const KVPool& pool = pool_of(op.layer);
   const int64_t dim = pool.layout.head_dim, cols = (op.num_heads + 2 * pool.layout.num_kv_heads) * dim;
   QKVArgs a{};
   a.qkv = at(op.x), a.ldx = cols, a.num_heads = op.num_heads, a.kv = pool.layout;
@@ -171,20 +171,22 @@ void Program::execute(const QKVOp& op, const Block& block) {
     const RopeTable& table = tables_[static_cast<size_t>(op.table)];
     a.cos = table.cos.data(), a.sin = table.sin.data(), a.rotary = static_cast<int>(2 * table.pairs);
   }
-  a.positions = block.step->positions.data(), a.slots = block.step->slots.data();
+  a.positions = block.step->positions.data();
+  a.slots = block.step->slots.data() + static_cast<size_t>(group_of(op.layer)) * block.step->tokens.size();
   a.q_out = at<void>(op.out), a.ldq = op.num_heads * dim, a.pool = pool.memory.data();
   rows_in_parallel(block.rows, cols, [&](int64_t r0, int64_t r1) { kernels_.qkv(a, r0, r1); });
 }
 
 void Program::execute(const AttentionOp& op, const Block& block) {
-  const KVPool& pool = kv_[static_cast<size_t>(op.layer)];
+  const KVPool& pool = pool_of(op.layer);
   const Step& step = *block.step;
   AttentionArgs a{};
   a.q = at<void>(op.q), a.ldq = op.num_heads * int64_t{pool.layout.head_dim}, a.num_heads = op.num_heads;
   a.kv = pool.layout, a.scale = op.scale, a.window = op.window, a.softcap = op.softcap;
   a.num_seqs = static_cast<int>(step.contexts.size());
   a.seq_starts = step.seq_starts.data(), a.contexts = step.contexts.data();
-  a.page_offsets = step.page_offsets.data(), a.page_indices = step.page_indices.data();
+  a.page_offsets = step.page_offsets.data();
+  a.page_indices = step.page_indices.data() + group_of(op.layer) * int64_t{step.page_offsets.back()};
   a.pool = pool.memory.data(), a.out = at<void>(op.out), a.ldo = a.ldq;
   const size_t bytes = kernels_.attention_scratch(a);
   if (bytes > attention_scratch_bytes_) {

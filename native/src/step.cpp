@@ -29,6 +29,7 @@ bool fits(int64_t start, int64_t length, size_t size) {
 }
 
 void check_sequences(const Step& s, const StepLimits& limits) {
+  const size_t tokens = s.tokens.size(), indices = static_cast<size_t>(s.page_offsets.back());
   for (size_t i = 0; i < s.contexts.size(); ++i) {
     const int64_t rows = s.seq_starts[i + 1] - s.seq_starts[i], context = s.contexts[i];
     const int64_t pages = s.page_offsets[i + 1] - s.page_offsets[i];
@@ -40,9 +41,14 @@ void check_sequences(const Step& s, const StepLimits& limits) {
     for (int64_t r = 0; r < rows; ++r) {
       const size_t row = static_cast<size_t>(s.seq_starts[i] + r);
       const int64_t position = context - rows + r;
-      const int64_t page = s.page_indices[static_cast<size_t>(s.page_offsets[i] + position / limits.page_size)];
+      const size_t at = static_cast<size_t>(s.page_offsets[i] + position / limits.page_size);
       require(s.positions[row] == position, "positions disagree with contexts");
-      require(s.slots[row] == page * limits.page_size + position % limits.page_size, "slots disagree with pages");
+      for (size_t g = 0; g < static_cast<size_t>(limits.groups); ++g) {
+        const int64_t page = s.page_indices[g * indices + at];
+        require(page > 0, "a token would be written to the null page");
+        require(s.slots[g * tokens + row] == page * limits.page_size + position % limits.page_size,
+                "slots disagree with pages");
+      }
     }
   }
 }
@@ -67,16 +73,21 @@ void check_step(const Step& s, const StepLimits& limits) {
   const size_t tokens = s.tokens.size(), sequences = s.contexts.size();
   require(tokens > 0 && sequences > 0, "no tokens");
   require(static_cast<int64_t>(tokens) <= limits.max_tokens, "more tokens than the program was built for");
-  require(s.positions.size() == tokens && s.slots.size() == tokens, "positions or slots differ in length from tokens");
+  const size_t groups = static_cast<size_t>(limits.groups);
+  require(s.positions.size() == tokens && s.slots.size() == groups * tokens,
+          "positions or slots differ in length from tokens");
   require(s.seq_starts.size() == sequences + 1 && s.page_offsets.size() == sequences + 1, "offsets differ in length");
   require(s.bias.size() == s.bias_ids.size() && s.copies.size() % 2 == 0, "bias or copies are not pairs");
   const size_t rows = s.samples.size();
   require(s.out_tokens.size() == rows && s.out_logprobs.size() == rows && s.out_ranks.size() == rows &&
               s.out_top_ids.size() == s.out_top_logprobs.size(), "results differ in length from samples");
   ascending(s.seq_starts, tokens, "seq_starts are not ascending to the number of tokens");
-  ascending(s.page_offsets, s.page_indices.size(), "page_offsets are not ascending to the number of pages");
+  const size_t indices = s.page_indices.size() / groups;
+  require(s.page_indices.size() == groups * indices, "page_indices are not as many for each group");
+  ascending(s.page_offsets, indices, "page_offsets are not ascending to the number of pages");
   in_range(s.tokens, 0, limits.vocab_in, "token");
-  in_range(s.page_indices, 1, limits.num_pages + 1, "page");
+  in_range(s.page_indices.first(indices), 1, limits.num_pages + 1, "page");
+  in_range(s.page_indices.subspan(indices), 0, limits.num_pages + 1, "page");
   in_range(s.copies, 1, limits.num_pages + 1, "copied page");
   in_range(s.logit_rows, 0, static_cast<int64_t>(tokens), "logits row");
   in_range(s.history, 0, limits.vocab_out, "history token");

@@ -22,10 +22,10 @@ struct SampleRecord {
 };
 static_assert(sizeof(SampleRecord) == 80);
 
-// All borrowed for the length of one run. T tokens, S sequences, R logits rows, N sampling rows.
+// All borrowed for the length of one run. T tokens, S sequences, G groups of layers with P pages in their tables, R logits rows, N sampling rows.
 struct Step {
-  std::span<const int32_t> tokens, positions, slots;                           // [T]
-  std::span<const int32_t> seq_starts, contexts, page_offsets, page_indices;   // [S + 1], [S], [S + 1]
+  std::span<const int32_t> tokens, positions, slots;                           // [T], [T], [G T] group by group
+  std::span<const int32_t> seq_starts, contexts, page_offsets, page_indices;   // [S + 1], [S], [S + 1], [G P]
   std::span<const int32_t> copies;                                             // [2 C] source, target
   std::span<const int32_t> logit_rows;                                         // [R]
   std::span<const SampleRecord> samples;                                       // [N]
@@ -46,6 +46,7 @@ struct StepLimits {
   int64_t vocab_out;     // columns of the logits
   int64_t max_position;  // rows of the rope tables
   int64_t page_size, num_pages;
+  int64_t groups;        // of layers with page tables of their own; all but the first may name the null page
 };
 
 // Throws std::invalid_argument (shapes) or std::out_of_range (ids, slots, positions): nothing that passes can make a

@@ -31,8 +31,9 @@ Source = tuple[int, Buffer, int, int, NDArray[np.int32] | None]
 
 class Program:
     """Built once: weights, then instructions, then finish; then run once a step. Offsets are bytes into one arena,
-    multiples of 64. Instructions from the first `gather` on run on blocks of at most block_rows logits rows. Id -1:
-    none."""
+    multiples of 64. A page holds `kv_layers` (num_kv_heads, head_dim); layer i of the model is number
+    kv_places[i][1] in the pages of group kv_places[i][0]; without places all layers share a page. Instructions from
+    the first `gather` on run on blocks of at most block_rows logits rows. Id -1: none."""
 
     def __init__(
         self,
@@ -46,6 +47,7 @@ class Program:
         max_tokens: int,
         block_rows: int,
         kv_int8: bool = False,
+        kv_places: Sequence[tuple[int, int]] = (),
     ) -> None: ...
     def add_weight(self, sources: list[Source], *, swiglu: bool, format: str = "act") -> int: ...
     def add_vector(self, data: NDArray[np.float32]) -> int: ...

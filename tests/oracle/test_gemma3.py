@@ -1,4 +1,5 @@
-"""Gemma 3 270M against outputs of transformers (weights rounded to bf16, arithmetic in fp32): tests/data/gemma3_greedy.json.
+"""Gemma 3 270M against outputs of transformers (weights rounded to bf16, arithmetic in fp32):
+tests/data/gemma3_greedy.json.
 
 One prompt of 720 tokens crosses the window of 512.
 """
@@ -10,6 +11,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
+from pinnate import LLM, SamplingParams
 from pinnate.engine.model_text import load_model_text
 from pinnate.executor.native import NativeExecutor
 from pinnate.executor.reference import ReferenceExecutor
@@ -66,13 +68,14 @@ def forced(executor: ReferenceExecutor | NativeExecutor, item: dict) -> np.ndarr
 
 
 def compare(logits: np.ndarray, item: dict, *, margin: float, tolerance: float) -> None:
-    """The same top token wherever the recorded margin is above `margin`; the recorded log-probabilities."""
+    """The same top token wherever the recorded margin is above `margin`; the recorded probabilities."""
     found = log_softmax(logits)
     for place, (row, step) in enumerate(zip(found, item["steps"], strict=True)):
         best, second = step["top_logprobs"][:2]
         if best - second > margin:
             assert row.argmax() == item["output_token_ids"][place], (item["name"], place)
-        np.testing.assert_allclose(row[step["top_ids"]], step["top_logprobs"], rtol=0, atol=tolerance)
+        probabilities = np.exp(row[step["top_ids"]])
+        np.testing.assert_allclose(probabilities, np.exp(step["top_logprobs"]), rtol=0, atol=tolerance)
 
 
 def test_the_tokenizer_repeats_prompts_and_texts() -> None:
@@ -95,23 +98,44 @@ def test_every_tensor_is_used_and_layers_alternate(model: LoadedModel) -> None:
 def test_reference_and_native_fp32_repeat_the_recorded_outputs(rounded: Graph, item: dict) -> None:
     spec = spec_for(len(item["prompt_token_ids"]) + 64)
     reference = forced(ReferenceExecutor(rounded, spec), item)
-    compare(reference, item, margin=0.001, tolerance=0.001)
+    compare(reference, item, margin=0.001, tolerance=2e-4)
     executor = NativeExecutor(rounded, spec, dtype="float32", threads=2)
     native = forced(executor, item)
     executor.close()
-    compare(native, item, margin=0.001, tolerance=0.001)
+    compare(native, item, margin=0.001, tolerance=2e-4)
     np.testing.assert_allclose(native, reference, rtol=0, atol=2e-3)
 
 
-@pytest.mark.parametrize(("quantization", "tolerance"), [("none", 0.4), ("int8", 0.8)])
+# Measured: probabilities differ by up to 0.010 and 0.062; all top tokens agree in bf16, those above 0.055 in 8 bits.
+@pytest.mark.parametrize(("quantization", "margin", "tolerance"), [("none", 0.02, 0.02), ("int8", 0.2, 0.1)])
 def test_native_bf16_is_close_to_the_recorded_outputs(
-    model: LoadedModel, quantization: str, tolerance: float
+    model: LoadedModel, quantization: str, margin: float, tolerance: float
 ) -> None:
     for item in GREEDY:
         spec = spec_for(len(item["prompt_token_ids"]) + 64)
         executor = NativeExecutor(model.graph, spec, quantization=quantization, threads=2)
-        compare(forced(executor, item), item, margin=0.4, tolerance=tolerance)
+        compare(forced(executor, item), item, margin=margin, tolerance=tolerance)
         executor.close()
+
+
+def test_the_engine_repeats_the_greedy_outputs() -> None:
+    """All five prompts at once, with layer groups; the books of the KV memory are proved every step. A token may differ
+    from the recorded one where its margin is below what bf16 costs, and then all after it."""
+    params = SamplingParams(temperature=0.0, max_tokens=64)
+    with LLM(str(gemma_path()), max_model_len=1024, check_integrity=True) as llm:
+        results = llm.generate([item["prompt"] for item in GREEDY], params, use_tqdm=False)
+        assert llm.info["reasons"]["KV layers"].startswith("6 groups of 3 layers")
+    compared = 0
+    for item, result in zip(GREEDY, results, strict=True):
+        assert list(result.prompt_token_ids) == item["prompt_token_ids"]
+        for found, expected, step in zip(
+            result.outputs[0].token_ids, item["output_token_ids"], item["steps"], strict=True
+        ):
+            if found != expected:
+                assert step["top_logprobs"][0] - step["top_logprobs"][1] < 0.3, item["name"]
+                break
+            compared += 1
+    assert compared > 200
 
 
 def test_perplexity_of_bf16_is_that_of_fp32(model: LoadedModel) -> None:

@@ -190,7 +190,7 @@ class Session:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        cache = KVCacheManager(plan.num_pages, plan.page_size, enable_prefix_caching=plan.caching)
+        cache = self.make_cache(plan)
         self.scheduler = Scheduler(
             cache,
             policy=plan.policy,
@@ -198,10 +198,21 @@ class Session:
             max_num_batched_tokens=plan.budget,
             max_model_len=MAX_MODEL_LEN,
         )
-        self.executor = ModelExecutor(self.scheduler, SlotMemory(plan.num_pages, plan.page_size))
+        self.executor = self.make_executor(plan)
         self.got: dict[tuple[str, int], Choice] = {}
         self.prompt_logprobs: dict[str, list[TokenLogprobs | None]] = {}
         self.accepted: list[Request] = []
+
+    def make_cache(self, plan: Plan) -> KVCacheManager:
+        return KVCacheManager(plan.num_pages, plan.page_size, enable_prefix_caching=plan.caching)
+
+    def make_executor(self, plan: Plan) -> ModelExecutor:
+        return ModelExecutor(self.scheduler, SlotMemory(plan.num_pages, plan.page_size))
+
+    def num_pages_needed(self, prompt: int, output: int, n: int) -> int:
+        shared = prompt // self.plan.page_size
+        lone = -(-(prompt + max(output, 1) - 1) // self.plan.page_size)
+        return lone + (n - 1) * (lone - shared)
 
     def run(self) -> None:
         last_arrival = max(step for step, _ in self.plan.requests)
@@ -217,9 +228,7 @@ class Session:
 
     def add(self, request: Request) -> None:
         prompt, output, n = len(request.prompt_token_ids), request.max_tokens, request.sampling.n
-        shared = prompt // self.plan.page_size
-        lone = -(-(prompt + max(output, 1) - 1) // self.plan.page_size)
-        fits = lone + (n - 1) * (lone - shared) <= self.plan.num_pages and prompt + output <= MAX_MODEL_LEN
+        fits = self.num_pages_needed(prompt, output, n) <= self.plan.num_pages and prompt + output <= MAX_MODEL_LEN
         try:
             self.scheduler.add(request)
         except ContextLengthError:

@@ -123,6 +123,7 @@ def _model(config: EngineConfig, machine: Machine, problems: list[str]) -> tuple
         "weights": [group._asdict() for group in plan.weights],
         "max_model_len": {"value": plan.max_model_len.value, "reason": plan.max_model_len.reason},
         "KV type": {"value": plan.kv_cache_dtype.value, "reason": plan.kv_cache_dtype.reason},
+        "KV layers": plan.groups.reason,
         "page size": config.page_size,
         "page bytes": plan.page_bytes,
         "pages": {"value": plan.num_pages.value, "reason": plan.num_pages.reason},

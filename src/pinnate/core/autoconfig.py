@@ -10,6 +10,7 @@ import math
 from typing import Generic, NamedTuple, TypeVar
 
 from pinnate.core.errors import ConfigError
+from pinnate.core.layer_groups import PageNeeds
 from pinnate.core.machine import Machine
 
 T = TypeVar("T")
@@ -27,10 +28,14 @@ class Choice(NamedTuple, Generic[T]):
 
 
 class KVShape(NamedTuple):
-    """What a page of the KV pool costs: `page_bytes` covers all layers, keys and values."""
+    """What a page of the KV pool costs: `page_bytes` covers the layers that share it, keys and values."""
 
-    page_size: int
+    needs: PageNeeds
     page_bytes: int
+
+    @property
+    def page_size(self) -> int:
+        return self.needs.page_size
 
 
 def choose_threads(requested: int | None, machine: Machine) -> Choice[int]:
@@ -98,11 +103,14 @@ def choose_max_model_len(requested: int | None, model_context: int) -> Choice[in
     return Choice(requested, f"{requested} tokens: set by --max-model-len")
 
 
-def kv_shape(kv_columns: int, kv_heads: int, dtype: str, page_size: int) -> KVShape:
-    """`kv_columns`: key columns of one token summed over layers (layers * kv heads * head_dim); values double it.
-    `kv_heads`: layers * kv heads. `dtype`: of the cache."""
+def kv_shape(kv_columns: int, kv_heads: int, dtype: str, needs: PageNeeds | int) -> KVShape:
+    """`kv_columns`: key columns of one token summed over the layers of a page (layers * kv heads * head_dim); values
+    double it. `kv_heads`: layers * kv heads. `dtype`: of the cache. `needs`: the page size alone where all layers share
+    a page."""
+    if isinstance(needs, int):
+        needs = PageNeeds(page_size=needs)
     key = kv_columns * ELEMENT_BYTES[dtype] + (kv_heads * SCALE_BYTES if dtype == "int8" else 0)
-    return KVShape(page_size, 2 * key * page_size)
+    return KVShape(needs, 2 * key * needs.page_size)
 
 
 def choose_num_pages(
@@ -133,7 +141,7 @@ def choose_num_pages(
 
 
 def _automatic_pages(shape: KVShape, max_num_seqs: int, max_model_len: int, available: int) -> Choice[int]:
-    per_sequence = -(-max_model_len // shape.page_size)
+    per_sequence = shape.needs.peak(max_model_len)
     wanted = max_num_seqs * per_sequence
     share = int(available * KV_MEMORY_SHARE)
     budget = min(share, KV_MEMORY_CAP)
@@ -153,10 +161,13 @@ def _automatic_pages(shape: KVShape, max_num_seqs: int, max_model_len: int, avai
     return Choice(pages, f"{_pool(pages, shape)}: all that {size_text(available)} of available memory allow")
 
 
-def fit_max_model_len(chosen: Choice[int], requested: int | None, num_pages: int, page_size: int) -> Choice[int]:
+def fit_max_model_len(
+    chosen: Choice[int], requested: int | None, num_pages: int, needs: PageNeeds | int
+) -> Choice[int]:
     """Lowers an automatic context to what the pool holds. One that was asked for stays: admission refuses the requests
     that the pool cannot hold, one by one."""
-    tokens = num_pages * page_size
+    needs = PageNeeds(page_size=needs) if isinstance(needs, int) else needs
+    tokens = needs.fitting_tokens(num_pages)
     if chosen.value <= tokens:
         return chosen
     if requested is not None:
@@ -165,7 +176,9 @@ def fit_max_model_len(chosen: Choice[int], requested: int | None, num_pages: int
 
 
 def _pool(pages: int, shape: KVShape) -> str:
-    return f"{_count(pages, 'page')} ({pages * shape.page_size} tokens, {size_text(pages * shape.page_bytes)})"
+    tokens = f"{shape.needs.fitting_tokens(pages)} tokens"
+    held = f"one sequence of {tokens}" if shape.needs.window_groups else tokens
+    return f"{_count(pages, 'page')} ({held}, {size_text(pages * shape.page_bytes)})"
 
 
 def _count(number: int, noun: str) -> str:

@@ -41,7 +41,8 @@ class Sample:
 class ScheduledSequence:
     """The tokens of one sequence to compute this step.
 
-    `token_ids` occupy positions start .. start+len-1; `page_table` covers them and everything before.
+    `token_ids` occupy positions start .. start+len-1; `page_table` covers them and everything before. So does each of
+    `window_tables`, one for each windowed layer group, with the null page where no token of the step looks.
     `samples` is empty for a chunk that does not reach the last known token; n entries where a prompt of a
     request with n choices is completed (all drawn from the same logits). `score` asks for the
     log-probabilities of prompt tokens: the logits of position start+i score the token at start+i+1, which is
@@ -55,6 +56,7 @@ class ScheduledSequence:
     samples: tuple[Sample, ...] = ()
     score: array[int] | None = None
     score_top: int = 0
+    window_tables: tuple[array[int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from pinnate.core.autoconfig import Choice, size_text
+from pinnate.core.layer_groups import PageNeeds
 
 
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,14 +39,21 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_memory(
-    weight_bytes: int, page_bytes: int, page_size: int, num_pages: Choice[int], pinnable_pages: int, available: int
+    weight_bytes: int,
+    page_bytes: int,
+    needs: PageNeeds | int,
+    num_pages: Choice[int],
+    pinnable_pages: int,
+    available: int,
 ) -> MemoryPlan:
+    """`needs`: the page size alone where all layers share a page. KV per token is that of all layers."""
+    needs = PageNeeds(page_size=needs) if isinstance(needs, int) else needs
     return MemoryPlan(
         weight_bytes=weight_bytes,
-        kv_token_bytes=page_bytes / page_size,
-        kv_tokens=num_pages.value * page_size,
+        kv_token_bytes=page_bytes * (1 + needs.window_groups) / needs.page_size,
+        kv_tokens=needs.fitting_tokens(num_pages.value),
         kv_bytes=num_pages.value * page_bytes,
-        pinnable_tokens=pinnable_pages * page_size,
+        pinnable_tokens=needs.fitting_tokens(pinnable_pages),
         available=available,
         reason=num_pages.reason,
     )

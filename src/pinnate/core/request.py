@@ -71,7 +71,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
 class Sequence:
     """One logical run of tokens: prompt, then output. Owned and mutated by the scheduler alone.
 
-    `page_table` (logical -> physical page) is owned by KVCacheManager; others read it. Invariants:
+    `page_table` (logical -> physical page) and, for models with windowed layer groups, `window_tables` are owned by
+    KVCacheManager; others read them. Invariants:
     num_computed_tokens <= len(token_ids); positions below num_computed_tokens have their KV in the pages.
     """
 
@@ -80,6 +81,7 @@ class Sequence:
     index: int  # which of the request's n choices
     token_ids: array[int] = field(default_factory=lambda: array("i"))
     page_table: array[int] = field(default_factory=lambda: array("i"))
+    window_tables: tuple[array[int], ...] = ()  # null page where a page fell out of the window
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at first admission
     num_preemptions: int = 0

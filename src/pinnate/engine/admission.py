@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from pinnate.core.errors import ContextLengthError, InvalidRequestError, QueueFullError
+from pinnate.core.layer_groups import PageNeeds
 from pinnate.core.request import Request
 from pinnate.core.sampling import SamplingParams
 
@@ -30,6 +31,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int
     max_num_queued_reqs: int
     pinnable_pages: int = 0  # of num_pages; no request is promised them
+    page_needs: PageNeeds | None = None  # of a model with windowed layers; None: pages for every token
 
     @classmethod
     def from_info(cls, info: Mapping[str, Any]) -> Limits:
@@ -121,8 +123,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     def _worst_pages(self, num_prompt_tokens: int, max_tokens: int, n: int) -> int:
         """Pages at the end of all choices. Whole prompt pages are shared; the last output token keeps no KV."""
-        shared, rest = divmod(num_prompt_tokens, self.page_size)
-        return shared + n * -(-(rest + max(max_tokens, 1) - 1) // self.page_size)
+        needs = self.page_needs or PageNeeds(page_size=self.page_size)
+        shared = num_prompt_tokens // needs.page_size if n > 1 else 0
+        own = needs.peak(num_prompt_tokens + max(max_tokens, 1) - 1, shared)
+        return needs.peak(shared * needs.page_size) + n * own
 
 
 class Admission:

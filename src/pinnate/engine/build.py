@@ -11,6 +11,8 @@ from time import perf_counter
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
+
 from pinnate.core.autoconfig import (
     Choice,
     choose_dtype,
@@ -23,6 +25,7 @@ from pinnate.core.autoconfig import (
     kv_shape,
 )
 from pinnate.core.config import EngineConfig
+from pinnate.core.layer_groups import LayerGroups, LayerSize, PageNeeds, choose_layer_groups, slot_layers
 from pinnate.core.machine import Machine, read_machine
 from pinnate.core.memory_plan import MemoryPlan, plan_memory
 from pinnate.engine.build_cache import build_cache
@@ -51,9 +54,12 @@ class Plan(NamedTuple):
     kv_cache_dtype: Choice[str]
     pinnable_pages: int
     memory: MemoryPlan
+    groups: LayerGroups
+    needs: PageNeeds
 
     def reasons(self) -> dict[str, str]:
-        return {
+        layers = {"KV layers": self.groups.reason} if self.needs.window_groups else {}
+        return layers | {
             "dtype": self.dtype.reason,
             "quantization": self.quantization.reason,
             "threads": self.threads.reason,
@@ -109,9 +115,12 @@ def plan_engine(config: EngineConfig, model: LoadedModel, machine: Machine) -> P
     weight_bytes = sum(group.bytes for group in weights)
     context = choose_max_model_len(config.max_model_len, model.config.max_position_embeddings)
     kv_dtype = choose_kv_cache_dtype(config.kv_cache_dtype, dtype.value, config.executor)
-    columns = sum(layer.num_kv_heads * layer.head_dim for layer in graph.kv_layers)
-    heads = sum(layer.num_kv_heads for layer in graph.kv_layers)
-    shape = kv_shape(columns, heads, kv_dtype.value, config.page_size)
+    groups = choose_layer_groups([LayerSize(k.num_kv_heads, k.head_dim, k.window) for k in graph.kv_layers])
+    needs = groups.needs(config.page_size, config.max_num_batched_tokens)
+    stored = slot_layers(groups, graph.kv_layers)
+    columns = sum(layer.num_kv_heads * layer.head_dim for layer in stored)
+    heads = sum(layer.num_kv_heads for layer in stored)
+    shape = kv_shape(columns, heads, kv_dtype.value, needs)
     pages = choose_num_pages(
         shape,
         num_pages=config.num_pages,
@@ -127,11 +136,13 @@ def plan_engine(config: EngineConfig, model: LoadedModel, machine: Machine) -> P
         weights=weights,
         threads=choose_threads(config.threads, machine),
         num_pages=pages,
-        max_model_len=fit_max_model_len(context, config.max_model_len, pages.value - pinnable, config.page_size),
+        max_model_len=fit_max_model_len(context, config.max_model_len, pages.value - pinnable, needs),
         page_bytes=shape.page_bytes,
         kv_cache_dtype=kv_dtype,
         pinnable_pages=pinnable,
-        memory=plan_memory(weight_bytes, shape.page_bytes, config.page_size, pages, pinnable, machine.memory_available),
+        memory=plan_memory(weight_bytes, shape.page_bytes, needs, pages, pinnable, machine.memory_available),
+        groups=groups,
+        needs=needs,
     )
 
 
@@ -154,9 +165,10 @@ def build_engine(config: EngineConfig, inbox: Inbox, outbox: Outbox) -> tuple[En
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_seqs=config.max_num_seqs,
         max_model_len=plan.max_model_len.value,
+        groups=plan.groups,
     )
     executor = EXECUTORS[config.executor].build(model.graph, spec, plan, config.isa)
-    parts = build_cache(config, spec.num_pages, plan.pinnable_pages)
+    parts = build_cache(config, spec.num_pages, plan.pinnable_pages, plan.needs)
     scheduler = Scheduler(
         parts.cache,
         policy=config.schedule_policy,
@@ -198,7 +210,8 @@ def _info(config: EngineConfig, model: LoadedModel, plan: Plan, executor: Execut
         "num_pages": plan.num_pages.value,
         "page_size": config.page_size,
         "pinnable_pages": plan.pinnable_pages,
-        "kv_tokens": plan.num_pages.value * config.page_size,
+        "page_needs": msgspec.to_builtins(plan.needs),
+        "kv_tokens": plan.needs.fitting_tokens(plan.num_pages.value),
         "kv_bytes": plan.num_pages.value * plan.page_bytes,
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": config.max_num_batched_tokens,

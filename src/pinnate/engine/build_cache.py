@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from pinnate.core.config import EngineConfig
+from pinnate.core.layer_groups import PageNeeds
 from pinnate.engine.cache_commands import CacheCommands, CommandHandler
 from pinnate.kvcache.event_log import EventLog, snapshot
 from pinnate.kvcache.explain import EvictedPaths, MatchExplainer
@@ -27,7 +28,9 @@ class CacheParts(NamedTuple):
     commands: Mapping[str, CommandHandler]
 
 
-def build_cache(config: EngineConfig, num_pages: int, pinnable_pages: int) -> CacheParts:
+def build_cache(
+    config: EngineConfig, num_pages: int, pinnable_pages: int, needs: PageNeeds | None = None
+) -> CacheParts:
     """
     Raises:
         ConfigError: an address for KV events cannot be bound.
@@ -44,6 +47,7 @@ def build_cache(config: EngineConfig, num_pages: int, pinnable_pages: int) -> Ca
         eviction_policy=config.eviction_policy,
         pinnable_pages=pinnable_pages,
         watch=hashes,
+        needs=needs,
     )
     explainer = None
     if hashes is not None and evicted is not None:

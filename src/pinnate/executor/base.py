@@ -6,17 +6,20 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from pinnate.core.batch import SchedulerOutput, StepResult
+from pinnate.core.layer_groups import LayerGroups
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorSpec:
-    """Sizes an executor is built for. `num_pages` usable pages; page 0 (null) is extra, so ids run to num_pages."""
+    """Sizes an executor is built for. `num_pages` usable pages; page 0 (null) is extra, so ids run to num_pages.
+    `groups` says which layers share a page; None: all of them."""
 
     num_pages: int
     page_size: int
     max_num_batched_tokens: int
     max_num_seqs: int
     max_model_len: int
+    groups: LayerGroups | None = None
 
 
 class WeightGroup(NamedTuple):

@@ -52,7 +52,8 @@ _HUGE, _TINY = 1e30, 1e-30
 
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
-    """Arrays of one step: T tokens, S sequences, R logits rows, N sampling rows. All contiguous, int32 if not said.
+    """Arrays of one step: T tokens, S sequences, G layer groups, P pages of all page tables of a group, R logits
+    rows, N sampling rows. All contiguous, int32 if not said.
 
     The N rows are in the order of the sequences: a sequence's scored tokens, then its samples. Samples of one
     sequence share a logits row.
@@ -60,11 +61,11 @@ class ForwardBatch:
 
     tokens: IntArray  # [T]
     positions: IntArray  # [T]
-    slots: IntArray  # [T] page * page_size + offset, where the token's key and value go
+    slots: IntArray  # [G * T] page * page_size + offset, where the token's key and value go; group by group
     seq_starts: IntArray  # [S + 1] rows of each sequence
     contexts: IntArray  # [S] tokens of each sequence once the step is done
-    page_offsets: IntArray  # [S + 1] into page_indices
-    page_indices: IntArray
+    page_offsets: IntArray  # [S + 1] into each group's page_indices
+    page_indices: IntArray  # [G * P] group by group; in windowed groups 0 where no token of the step looks
     copies: IntArray  # [C, 2] source page, target page; in order
     logit_rows: IntArray  # [R] rows of [T] whose logits are wanted, ascending
     samples: NDArray[np.void]  # [N] SAMPLE_DTYPE
@@ -184,18 +185,24 @@ def build_forward_batch(output: SchedulerOutput, page_size: int) -> ForwardBatch
     page_offsets = _offsets(np.array(pages, np.int32))
     contexts = starts + counts
     _check(sequences, lengths, pages, page_size)
-    page_indices = np.frombuffer(b"".join([s.page_table for s in sequences]), np.int32)
+    tables = [s.page_table for s in sequences]
+    num_groups = 1 + len(sequences[0].window_tables)
+    for group in range(num_groups - 1):
+        tables += [s.window_tables[group] for s in sequences]
+    page_indices = np.frombuffer(b"".join(tables), np.int32)
     if len(sequences) == int(seq_starts[-1]):  # a pure decode step: one token each
         positions, first_page = starts, page_offsets[:-1]
     else:
         positions = np.arange(seq_starts[-1], dtype=np.int32) + np.repeat(starts - seq_starts[:-1], counts)
         first_page = np.repeat(page_offsets[:-1], counts)
     logical, offset = np.divmod(positions, np.int32(page_size))
+    at = first_page + logical
+    pages_of_rows = page_indices[at] if num_groups == 1 else page_indices.reshape(num_groups, -1)[:, at]
     rows = _collect_rows(sequences, lengths)
     return ForwardBatch(
         tokens=np.frombuffer(b"".join([s.token_ids for s in sequences]), np.int32),
         positions=positions,
-        slots=page_indices[first_page + logical] * np.int32(page_size) + offset,
+        slots=(pages_of_rows * np.int32(page_size) + offset).ravel(),
         seq_starts=seq_starts,
         contexts=contexts,
         page_offsets=page_offsets,
@@ -223,6 +230,8 @@ def _check(sequences: tuple[ScheduledSequence, ...], lengths: list[int], pages: 
             raise ValueError(f"sequence {sequence.seq_id} has no tokens in this step")
         if sequence.start + length > count * page_size:
             raise ValueError(f"sequence {sequence.seq_id}: {count} pages for {sequence.start + length} tokens")
+        if sequence.window_tables and any(len(table) != count for table in sequence.window_tables):
+            raise ValueError(f"sequence {sequence.seq_id}: its page tables differ in length")
         if sequence.score is not None and len(sequence.score) > length:
             raise ValueError(f"sequence {sequence.seq_id}: {len(sequence.score)} scores for {length} tokens")
 

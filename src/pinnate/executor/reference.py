@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pinnate.core.batch import SchedulerOutput, StepResult
+from pinnate.core.layer_groups import one_group, slot_layers
 from pinnate.executor.base import ExecutorSpec, WeightGroup
 from pinnate.executor.forward_batch import ForwardBatch, build_forward_batch, step_result
 from pinnate.executor.sampling import sample_rows
@@ -45,15 +46,18 @@ Ints = NDArray[np.int32]
 class ReferenceExecutor:
     """Implements executor.base.Executor. Owns the decoded weights and the KV pages.
 
-    KV of a layer: keys and values, each [num_pages + 1, page_size, num_kv_heads, head_dim] (page 0 is null).
+    KV of a slot of the pages: keys and values, each [num_pages + 1, page_size, num_kv_heads, head_dim] (page 0 is
+    null). A layer has a slot in the pages of its group.
     """
 
     def __init__(self, graph: Graph, spec: ExecutorSpec) -> None:
         self._graph = graph
         self._spec = spec
         self._weights = _decode_weights(graph)
-        self._keys = [_new_pages(layer, spec) for layer in graph.kv_layers]
-        self._values = [_new_pages(layer, spec) for layer in graph.kv_layers]
+        self._groups = spec.groups or one_group(len(graph.kv_layers))
+        stored = slot_layers(self._groups, graph.kv_layers)
+        self._keys = [_new_pages(layer, spec) for layer in stored]
+        self._values = [_new_pages(layer, spec) for layer in stored]
         self._last_use = {v.id: i for i, op in enumerate(graph.ops) for v in _inputs(op)}
 
     @staticmethod
@@ -130,14 +134,16 @@ class ReferenceExecutor:
                 return inputs[0][batch.logit_rows]
 
     def _attention(self, op: Attention, batch: ForwardBatch, q: Floats, k: Floats, v: Floats) -> Floats:
-        keys, values = self._keys[op.layer], self._values[op.layer]
+        group, slot = self._groups.places[op.layer]
+        keys, values = self._keys[slot], self._values[slot]
+        slots, page_indices = (a.reshape(self._groups.num_groups, -1)[group] for a in (batch.slots, batch.page_indices))
         kv_shape = (-1, op.num_kv_heads, op.head_dim)
-        keys.reshape(kv_shape)[batch.slots] = k.reshape(kv_shape)
-        values.reshape(kv_shape)[batch.slots] = v.reshape(kv_shape)
+        keys.reshape(kv_shape)[slots] = k.reshape(kv_shape)
+        values.reshape(kv_shape)[slots] = v.reshape(kv_shape)
         out = np.empty_like(q)
         for s, context in enumerate(batch.contexts):
             rows = slice(batch.seq_starts[s], batch.seq_starts[s + 1])
-            pages = batch.page_indices[batch.page_offsets[s] : batch.page_offsets[s + 1]]
+            pages = page_indices[batch.page_offsets[s] : batch.page_offsets[s + 1]]
             out[rows] = attend(
                 op,
                 q[rows].reshape(-1, op.num_heads, op.head_dim),

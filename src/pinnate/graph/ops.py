@@ -54,7 +54,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class RMSNorm:
-    """x / sqrt(mean(x^2) + eps) * (offset + weight [group]), over groups of `group` columns (the width, or head_dim)."""
+    """x / sqrt(mean(x^2) + eps) * (offset + weight [group]), over groups of `group` columns: all, or head_dim."""
 
     out: Value
     x: Value

@@ -13,6 +13,7 @@ from pinnate.core.errors import PinnateError
 from pinnate.core.request import Sequence
 from pinnate.kvcache.page_pool import NULL_PAGE, PagePool
 from pinnate.kvcache.radix_cache import Node, RadixCache
+from pinnate.kvcache.window_pages import WindowPages
 
 Holder = tuple[Sequence, Node | None]  # a sequence with pages, and the node that it locks
 
@@ -21,10 +22,20 @@ class IntegrityError(PinnateError):
     """KV memory is not what its books say: a defect of pinnate, never of a request."""
 
 
-def check(pool: PagePool, tree: RadixCache, page_size: int, holders: list[Holder], held: Iterable[int]) -> None:
+def check(
+    pool: PagePool,
+    tree: RadixCache,
+    page_size: int,
+    holders: list[Holder],
+    held: Iterable[int],
+    windows: WindowPages | None = None,
+) -> None:
     """Raises IntegrityError naming the first page, node or sequence that is wrong."""
     nodes = list(tree.nodes())
-    _check_pages(pool, holders, nodes, held)
+    attached = [page for pages in windows.attached.values() for page in pages] if windows else []
+    _check_pages(pool, holders, nodes, held, attached)
+    if windows:
+        _check_windows(pool, [seq for seq, _ in holders], windows)
     for seq, locked in holders:
         _check_table(seq, page_size)
         if locked is not None:
@@ -34,9 +45,13 @@ def check(pool: PagePool, tree: RadixCache, page_size: int, holders: list[Holder
         _check_node(node, page_size, locks[id(node)])
 
 
-def _check_pages(pool: PagePool, holders: list[Holder], nodes: list[Node], held: Iterable[int]) -> None:
+def _check_pages(
+    pool: PagePool, holders: list[Holder], nodes: list[Node], held: Iterable[int], attached: list[int]
+) -> None:
     in_tables = Counter(page for seq, _ in holders for page in seq.page_table)
+    in_tables.update(page for seq, _ in holders for table in seq.window_tables for page in table if page != NULL_PAGE)
     in_tree = Counter(page for node in nodes for page in node.pages)
+    in_tree.update(attached)
     holds = Counter(held)
     free = Counter(pool.free_pages())
     in_use = evictable = 0
@@ -61,6 +76,26 @@ def _check_table(seq: Sequence, page_size: int) -> None:
     facts = f"sequence {seq.seq_id}: {computed} of {seq.num_tokens} tokens computed in {covered} slots"
     _require(computed <= min(covered, seq.num_tokens), facts)
     _require(len(set(seq.page_table)) == len(seq.page_table), f"sequence {seq.seq_id}: a page twice in its table")
+
+
+def _check_windows(pool: PagePool, sequences: list[Sequence], windows: WindowPages) -> None:
+    """Tables have pages from the first one in the window on. What is attached lies beside a page of the tree, in
+    one piece; eviction finds it exactly when no sequence needs it."""
+    needed: set[int] = set()
+    for seq in sequences:
+        first = windows.first[seq.seq_id]
+        for table in seq.window_tables:
+            ok = len(table) == len(seq.page_table) and not any(table[:first]) and all(table[first:])
+            _require(ok, f"sequence {seq.seq_id}: window table {table.tolist()}, from page {first}")
+        needed.update(page for table in seq.window_tables for page in table)
+    _require(len(windows.first) == len(sequences), "window tables of sequences that are gone")
+    idle = Counter(windows.idle)
+    for page, attached in windows.attached.items():
+        in_use = {window_page in needed for window_page in attached}
+        _require(pool.tree_refs[page] > 0, f"page {page}: window pages attached, but it is not in the tree")
+        _require(len(in_use) == 1, f"page {page}: a part of its window pages {attached} is in use")
+        _require(idle[page] == (not in_use.pop()), f"page {page}: {idle[page]} times idle, with {attached}")
+    _require(idle.keys() <= windows.attached.keys(), "idle pages without window pages")
 
 
 def _check_locked_path(seq: Sequence, locked: Node, page_size: int) -> None:

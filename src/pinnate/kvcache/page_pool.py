@@ -6,7 +6,19 @@ not know: tokens, the tree's shape, the content of a page.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 NULL_PAGE = 0
+
+
+class TreePages(Protocol):
+    """What the prefix tree needs of a pool."""
+
+    def add_tree_ref(self, page: int) -> None: ...
+
+    def drop_tree_ref(self, page: int) -> int:
+        """Returns how many pages became free."""
+        ...
 
 
 class PagePool:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pinnate.core.request import Namespace
 from pinnate.kvcache.eviction import EvictionPolicy, Rank, lru
 from pinnate.kvcache.page_hashes import PageHashes
-from pinnate.kvcache.page_pool import NULL_PAGE, PagePool
+from pinnate.kvcache.page_pool import NULL_PAGE, TreePages
 
 ROOT_PRIORITY = -(2**63)  # more urgent than any request's
 LAST_PRIORITY = 2**63
@@ -81,6 +81,8 @@ class PrefixMatch:
     pages: array[int]
     tail_page: int
     node: Node | None  # the deepest node that the match touches; None: nothing was looked up
+    lost_to_window: int = 0  # tokens more that the tree has, but not what windowed layers need after them
+    lost_pages: tuple[int, ...] = ()  # the whole pages that would have been needed, as far as they are lost
 
 
 NO_MATCH = PrefixMatch(0, array("i"), NULL_PAGE, None)
@@ -109,7 +111,7 @@ def common_length(edge: array[int], tokens: array[int], start: int, limit: int) 
 class RadixCache:
     """Prefix tree over a PagePool. Namespaces (cache salts, adapters) never see each other's tokens."""
 
-    def __init__(self, pool: PagePool, page_size: int, policy: EvictionPolicy = lru) -> None:
+    def __init__(self, pool: TreePages, page_size: int, policy: EvictionPolicy = lru) -> None:
         self._pool = pool
         self._page_size = page_size
         self._rank = policy

@@ -180,7 +180,7 @@ def _hf_family(fields: Fields) -> str:
 
 
 def _refuse_unsupported(fields: Fields, activation_key: str | None) -> None:
-    activation = activation_key and fields.opt_text(activation_key) or "silu"
+    activation = (activation_key and fields.opt_text(activation_key)) or "silu"
     if activation_key and activation != "silu":
         raise fields.fail(activation_key, f"{activation!r} is not supported; supported: silu")
     if fields.has("quantization_config"):

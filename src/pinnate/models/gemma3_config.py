@@ -19,7 +19,8 @@ _LARGEST = 62  # layers of the 27B model, whose GGUF files do not say that its q
 @dataclass(frozen=True, slots=True)
 class GemmaConfig:
     """`local_theta` is the rope base of windowed layers. Queries are scaled by `query_size` ** -0.5. Soft caps of 0 are
-    off. `norm_offset` is added to the weights of norms: Hugging Face files hold them without the 1, GGUF files with it."""
+    off. `norm_offset` is added to the weights of norms: Hugging Face files hold them without the 1, GGUF files with
+    it."""
 
     local_theta: float
     query_size: float

@@ -57,28 +57,32 @@ class AdmissionControl:
                 param="prompt" if prompt >= self._limits.max_model_len else "max_tokens",
             )
         # The last token of a sequence is never computed. Whole pages of the prompt are shared by the n choices.
-        shared = prompt // self._cache.page_size if n > 1 else 0
-        pages = shared + n * (self._cache.pages_for(prompt + max(output, 1) - 1) - shared)
+        needs = self._cache.needs
+        shared = prompt // needs.page_size if n > 1 else 0
+        pages = needs.peak(shared * needs.page_size) + n * needs.peak(prompt + max(output, 1) - 1, shared)
         if pages > self._cache.num_request_pages:
             raise ContextLengthError(
                 f"the prompt has {prompt} tokens, max_tokens is {output} and n is {n}: they need "
-                f"{pages * self._cache.page_size} tokens of KV memory, but there are "
-                f"{self._cache.num_request_pages * self._cache.page_size}",
-                param="prompt" if self._cache.pages_for(prompt) > self._cache.num_request_pages else "max_tokens",
+                f"{pages * needs.page_size} tokens of KV memory, but there are "
+                f"{self._cache.num_request_pages * needs.page_size}"
+                + (" (in pages of one layer group)" if needs.window_groups else ""),
+                param="prompt" if needs.peak(prompt) > self._cache.num_request_pages else "max_tokens",
             )
 
     def demand(self, seq: Sequence, num_choices: int) -> int:
-        """Pages that the sequence (standing for `num_choices`) is expected to take beyond its table."""
+        """Pages that the sequence (standing for `num_choices`) is expected to take beyond its tables."""
         possible = min(seq.request.max_tokens - seq.num_output_tokens, MAX_EXPECTED_TOKENS)
         expected = int(self.new_token_ratio * possible)
-        pages = self._cache.pages_for(seq.num_tokens + expected)
-        shared = seq.num_tokens // self._cache.page_size
-        return pages - len(seq.page_table) + (num_choices - 1) * (pages - shared)
+        needs, total = self._cache.needs, seq.num_tokens + expected
+        in_prompt = seq.num_tokens - seq.num_computed_tokens > 1
+        pages = needs.peak(total) if in_prompt else needs.steady(total)
+        others = (num_choices - 1) * needs.steady(total, seq.num_tokens // needs.page_size) if num_choices > 1 else 0
+        return max(0, pages - self._cache.pages_held(seq)) + others
 
     def has_room(self, seq: Sequence, num_choices: int, match: PrefixMatch, reserved: int) -> bool:
         """Whether `seq` can start with this match while `reserved` pages are kept for those that run."""
         available = self._cache.num_available_pages - self._cache.num_idle_pages(match) - reserved
-        return self.demand(seq, num_choices) - len(match.pages) <= available
+        return self.demand(seq, num_choices) - self._cache.pages_matched(match) <= available
 
     def on_preemption(self) -> None:
         self.new_token_ratio = min(1.0, self.new_token_ratio + RATIO_RISE)

@@ -37,7 +37,9 @@ class StepDraft:
         if state.scores_needed and end > len(state.prompt_scores):  # not again what was scored before a preemption
             score = seq.token_ids[start + 1 : min(end + 1, seq.num_prompt_tokens)]
             score_top = state.request.sampling.prompt_logprobs or 0
-        self._parts.append(ScheduledSequence(seq.seq_id, start, tokens, seq.page_table, samples, score, score_top))
+        self._parts.append(
+            ScheduledSequence(seq.seq_id, start, tokens, seq.page_table, samples, score, score_top, seq.window_tables)
+        )
         self.scheduled.add(seq.seq_id)
         self.budget -= num_tokens
 

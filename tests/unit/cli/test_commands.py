@@ -279,7 +279,7 @@ def fake_machine(monkeypatch: pytest.MonkeyPatch, isas: list[str]) -> None:
         max_model_len=choice(100, "100 tokens: why"),
         num_pages=choice(4, "from the memory"), page_bytes=1 << 20,
         memory=SimpleNamespace(lines=lambda: ["5.5 MiB weights", "64.0 KiB of KV per token", "why"]),
-        kv_cache_dtype=choice("int8", "int8: why"),
+        kv_cache_dtype=choice("int8", "int8: why"), groups=SimpleNamespace(reason="2 layers in one group"),
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "pinnate._native", native)  # type: ignore[arg-type]
     monkeypatch.setattr("pinnate._native", native, raising=False)
@@ -295,6 +295,7 @@ def test_doctor_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     assert report["machine"]["threads"] == {"value": 3, "reason": "3 threads: set by --threads"}
     assert report["model"]["path"] == str(default_model_path())
     assert report["plan"]["pages"] == {"value": 4, "reason": "from the memory"}
+    assert report["plan"]["KV layers"] == "2 layers in one group"
     assert report["plan"]["KV bytes"] == 4 << 20
     assert report["plan"]["memory"] == "5.5 MiB weights"
     assert report["plan"]["KV tokens"] == "64.0 KiB of KV per token"

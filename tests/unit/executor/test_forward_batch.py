@@ -186,3 +186,21 @@ def test_step_result_without_logprobs():
     )
     result = step_result(output, batch, rows)
     assert (result.token_ids, result.logprobs, result.scores) == ([3, 4], [None, None], {})
+
+
+def test_windowed_groups_have_pages_and_slots_of_their_own():
+    def tables(*pages):
+        return tuple(ints(*table) for table in pages)
+
+    first = ScheduledSequence(1, 5, ints(7, 8, 9), ints(1, 2), window_tables=tables((0, 11), (0, 12)))
+    second = ScheduledSequence(2, 0, ints(3), ints(4), window_tables=tables((13,), (14,)))
+    batch = build_forward_batch(SchedulerOutput((first, second)), 4)
+    assert batch.page_offsets.tolist() == [0, 2, 3]
+    assert batch.page_indices.reshape(3, -1).tolist() == [[1, 2, 4], [0, 11, 13], [0, 12, 14]]
+    assert batch.slots.reshape(3, -1).tolist() == [[9, 10, 11, 16], [45, 46, 47, 52], [49, 50, 51, 56]]
+
+
+def test_window_tables_of_another_length_are_refused():
+    bad = ScheduledSequence(1, 0, ints(7), ints(1, 2), window_tables=(ints(3),))
+    with pytest.raises(ValueError, match="differ in length"):
+        build_forward_batch(SchedulerOutput((bad,)), 4)

@@ -13,6 +13,7 @@ from pinnate.core.autoconfig import choose_quantization
 from pinnate.core.batch import SchedulerOutput, StepResult
 from pinnate.core.config import QUANTIZATIONS
 from pinnate.core.errors import ConfigError
+from pinnate.core.layer_groups import one_group, slot_layers
 from pinnate.executor.base import ExecutorSpec, WeightGroup
 from pinnate.executor.forward_batch import ForwardBatch, SampledRows, build_forward_batch, step_result
 from pinnate.executor.native.assemble import assemble
@@ -67,6 +68,7 @@ class NativeExecutor:
         max_tokens = max(spec.max_num_batched_tokens, spec.max_num_seqs)
         block_rows = min(LOGITS_BLOCK, max_tokens)
         plan = plan_arena(lowered, {"tokens": max_tokens, "logits": block_rows}, ACT_BYTES[dtype])
+        groups = spec.groups or one_group(len(lowered.kv_layers))
         try:
             program = _native.Program(
                 isa=isa,
@@ -74,7 +76,8 @@ class NativeExecutor:
                 threads=threads,
                 page_size=spec.page_size,
                 num_pages=spec.num_pages,
-                kv_layers=lowered.kv_layers,
+                kv_layers=slot_layers(groups, lowered.kv_layers),
+                kv_places=groups.places,
                 max_tokens=max_tokens,
                 block_rows=block_rows,
                 kv_int8=kv_int8,
