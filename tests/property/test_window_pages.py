@@ -83,7 +83,7 @@ class WindowMachine(RuleBasedStateMachine):
         if not self.cache.enable_prefix_caching or seq.num_tokens == 1:
             assert matched == 0
             return
-        whole = self.cache._tree.match_prefix(seq.token_ids, "", seq.num_tokens - 1)
+        whole = self.cache._tree.match_prefix(seq.token_ids, seq.request.namespace, seq.num_tokens - 1)
         hashes = prefix_hashes(seq.token_ids)
         path = [*whole.pages, *([whole.tail_page] if whole.tail_page != NULL_PAGE else [])]
         ends = [0]

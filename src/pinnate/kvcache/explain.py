@@ -83,8 +83,8 @@ class MatchExplainer:
         if cached >= limit:
             whole = limit >= len(tokens) - 1
             return msgspec.structs.replace(report, reason=MatchEnd.LAST_TOKEN if whole else MatchEnd.SCORED)
-        if window_lost:
-            return msgspec.structs.replace(report, reason=MatchEnd.WINDOW_LOST)
+        if window_lost or match.lost_to_window:
+            return msgspec.structs.replace(report, reason=MatchEnd.WINDOW_LOST, num_lost_tokens=match.lost_to_window)
         evicted = self._evicted_tokens(tokens, namespace, match)
         if evicted:
             return msgspec.structs.replace(

@@ -15,6 +15,7 @@ from pinnate.core.errors import InvalidRequestError, NotFoundError, UnsupportedE
 from pinnate.core.request import Request, Sequence
 from pinnate.core.sampling import SamplingParams
 from pinnate.kvcache.manager import KVCacheManager
+from pinnate.kvcache.page_pool import NULL_PAGE
 
 NO_SAMPLING = SamplingParams(max_tokens=1, seed=0)
 
@@ -75,7 +76,8 @@ class Pins:
             if pin.seq.token_ids == seq.token_ids and pin.seq.request.namespace == seq.request.namespace:
                 return pin
         match = cache.match(seq, whole)
-        self._check_quota(whole // cache.page_size, match.pages)
+        window_pages = cache.pages_matched(match) - len(match.pages)
+        self._check_quota(whole // cache.page_size + window_pages, match.pages)
         if match.num_tokens < whole:
             return None
         self._made += 1
@@ -98,7 +100,8 @@ class Pins:
         return before - self.num_pages
 
     def _pages(self) -> set[int]:
-        return {page for pin in self._pins.values() for page in pin.seq.page_table}
+        pinned = [table for pin in self._pins.values() for table in (pin.seq.page_table, *pin.seq.window_tables)]
+        return {page for table in pinned for page in table} - {NULL_PAGE}
 
     def _check_quota(self, wanted: int, cached: array[int]) -> None:
         pinned = self._pages()

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 
+from pinnate.core.errors import InvalidRequestError
 from pinnate.core.layer_groups import PageNeeds
+from pinnate.core.messages import MatchEnd
 from pinnate.core.request import Request, Sequence
 from pinnate.core.sampling import SamplingParams
+from pinnate.kvcache.explain import EvictedPaths, MatchExplainer
 from pinnate.kvcache.integrity import IntegrityError
 from pinnate.kvcache.manager import KVCacheManager
+from pinnate.kvcache.page_hashes import PageHashes
+from pinnate.kvcache.pins import Pins
 
 PAGE, REACH, GROUPS = 4, 2, 2  # a window of up to 9 tokens
 NEEDS = PageNeeds(page_size=PAGE, window_groups=GROUPS, window_pages=REACH + 1, step_pages=4)
@@ -102,7 +109,8 @@ def test_what_was_slid_past_goes_first_and_branch_points_stay() -> None:
     scene.run([*text[:24], 90])
     windows = scene.cache._windows
     assert windows is not None
-    full = scene.cache._tree.match_prefix(scene.start([*text, 1]).token_ids, "", 48).pages
+    again = scene.start([*text, 1])
+    full = scene.cache._tree.match_prefix(again.token_ids, again.request.namespace, 48).pages
     windows.evict_passed(100)
     kept = [logical for logical, page in enumerate(full) if page in windows.attached]
     assert kept == [4, 5, 9, 10, 11]  # before token 24, where a prompt branched off, and the end
@@ -152,3 +160,33 @@ def test_the_integrity_check_sees_damage(damage: str) -> None:
         windows.first[seq.seq_id] += 1
     with pytest.raises(IntegrityError):
         scene.cache.check_integrity()
+
+
+def test_a_lost_window_is_named_as_the_reason() -> None:
+    evicted = EvictedPaths(PAGE)
+    hashes = PageHashes(PAGE, [evicted])
+    scene = Scene()
+    scene.cache = KVCacheManager(60, PAGE, needs=NEEDS, watch=hashes)
+    text = list(range(30))
+    scene.run(text)
+    scene.cache._windows.evict_passed(100)  # type: ignore[union-attr]
+    explainer = MatchExplainer(scene.cache.tree, hashes, evicted, PAGE, see_others=False)
+    tokens = array("i", [*text[:20], 90, 91])
+    seq = Sequence(9, Request(request_id="9", prompt_token_ids=list(tokens), sampling=SamplingParams()), 0, tokens)
+    report = explainer.explain(tokens, seq.request.namespace, scene.cache.match(seq, 21), 21)
+    assert (report.reason, report.num_cached_tokens, report.num_lost_tokens) == (MatchEnd.WINDOW_LOST, 0, 20)
+
+
+def test_a_pin_keeps_the_window_at_its_end_and_pays_for_it() -> None:
+    scene = Scene()
+    scene.cache = KVCacheManager(60, PAGE, needs=NEEDS, pinnable_pages=11)
+    text = list(range(32))
+    scene.run(text)
+    pins = Pins(scene.cache)
+    with pytest.raises(InvalidRequestError, match="12 more pages"):
+        pins.pin(text)
+    scene.cache.pinnable_pages = 12
+    assert pins.pin(text) is not None
+    assert pins.num_pages == 8 + GROUPS * REACH
+    scene.cache._evict(60)
+    assert scene.run([*text, 50]) == 32
