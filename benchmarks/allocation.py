@@ -21,7 +21,7 @@ import fcntl
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -83,18 +83,29 @@ def holding(lock: Path | None, mode: int) -> Iterator[None]:
         yield
 
 
-def measure(names: list[str], executor: Executor, traces: dict[str, Trace], repeats: int, lock: Path | None) -> Any:
-    """For each trace: its schemes' rows. Where every request is a conversation there is nothing to share."""
+def measure(
+    names: list[str], executor: Executor, traces: dict[str, Trace], repeats: int, lock: Path | None
+) -> Iterator[dict[str, dict[str, Any]]]:
+    """For each trace its schemes' rows: once memory is counted, and again after each round of timed passes. Where every
+    request is a conversation of its own there is nothing to share."""
     todo = [(t, name) for t in traces for name in names if t == "chats" or not SCHEMES[name].sharing]
-    dry = {(t, name): run_trace(SCHEMES[name], executor, traces[t]) for t, name in todo}
+    with holding(lock, fcntl.LOCK_SH):
+        dry = {(t, name): run_trace(SCHEMES[name], executor, traces[t]) for t, name in todo}
     timed: dict[tuple[str, str], list[Pass]] = {row: [] for row in todo}
+    yield rows_of(traces, dry, timed)
     for repeat in range(repeats):
         with holding(lock, fcntl.LOCK_EX):
             for t, name in todo:
                 windows = evenly(int(dry[t, name].memory["steps"]), repeat, repeats)
                 timed[t, name].append(run_trace(SCHEMES[name], executor, traces[t], windows=windows))
+        yield rows_of(traces, dry, timed)
+
+
+def rows_of(
+    traces: Iterable[str], dry: dict[tuple[str, str], Pass], timed: dict[tuple[str, str], list[Pass]]
+) -> dict[str, dict[str, Any]]:
     return {
-        t: {name: summarise(SCHEMES[name], dry[t, name], timed[t, name]) for trace, name in todo if trace == t}
+        t: {name: summarise(SCHEMES[name], dry[t, name], timed[t, name]) for trace, name in dry if trace == t}
         for t in traces
     }
 
@@ -149,26 +160,26 @@ def main() -> None:
         "single": draw_trace(args.seed, args.requests, goes_on=0.0),
         "chats": draw_trace(args.seed, args.requests * 2 // 5),
     }
-    rows = measure(args.scheme.split(","), executor, traces, args.repeats, args.lock)
     with holding(args.lock, fcntl.LOCK_SH):
         sharing = measure_sharing(executor, NUM_PAGES, PAGE_SIZE, MAX_MODEL_LEN, draw_lengths)
-    client.close()
-    for t, trace in traces.items():
-        print(t, describe_trace(trace))
-        show(rows[t])
-    print(json.dumps(sharing, indent=1))
     setup = {
         "model": Path(config.model).name,
         "pool_tokens": NUM_PAGES * PAGE_SIZE,
         "users": USERS,
         "max_model_len": MAX_MODEL_LEN,
         "device": client.info["device"],
-        "wall_seconds": time.perf_counter() - begin,
     }
     result = {"setup": setup, "sharing": sharing}
-    result |= {t: {"trace": describe_trace(trace), "schemes": rows[t]} for t, trace in traces.items()}
-    if args.out:
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
+    for rows in measure(args.scheme.split(","), executor, traces, args.repeats, args.lock):
+        result |= {t: {"trace": describe_trace(trace), "schemes": rows[t]} for t, trace in traces.items()}
+        result["wall_seconds"] = time.perf_counter() - begin
+        if args.out:
+            args.out.write_text(json.dumps(result, indent=1) + "\n")
+    client.close()
+    for t, trace in traces.items():
+        print(t, describe_trace(trace))
+        show(rows[t])
+    print(json.dumps(sharing, indent=1))
 
 
 if __name__ == "__main__":

@@ -176,7 +176,7 @@ def test_sharing_counts_pages_of_all_choices() -> None:
     row = result["n = 8"]
     held = 4 + sum(4 + 8 * -(-k // 16) for k in range(1, 32))
     lone = 8 * 4 + sum(8 * -(-(64 + k) // 16) for k in range(1, 32))
-    assert (row["page_steps"], row["page_steps_unshared"]) == (6 * held, 6 * lone)
+    assert (row["page_steps"], row["page_steps_unshared"]) == (4 * held, 4 * lone)
     assert row["saved"] == pytest.approx(1 - held / lone)
     row = result["beam width 4"]
     assert 0 < row["page_steps"] < row["page_steps_unshared"]
