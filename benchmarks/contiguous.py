@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from pinnate.core.errors import UnsupportedError
+from pinnate.core.layer_groups import PageNeeds
 from pinnate.core.request import Request, Sequence
 from pinnate.kvcache.integrity import IntegrityError
 from pinnate.kvcache.radix_cache import NO_MATCH, PrefixMatch
@@ -102,6 +103,7 @@ class ContiguousCache:
 
     def __init__(self, num_pages: int, page_size: int, reservation: Reservation, max_model_len: int) -> None:
         self.page_size = page_size
+        self.needs = PageNeeds(page_size=page_size)
         self.runs = RunPool(num_pages)
         self._reservation = reservation
         self._max_model_len = max_model_len
