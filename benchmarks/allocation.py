@@ -9,8 +9,9 @@ of its paged one. What is counted are the steps in which a request waits, so tha
 
 Outputs are forced to their lengths, so what a step schedules does not depend on the values of tokens. Memory is thus
 counted over the whole trace with the executor skipped (checked: the passes that are timed find the same counts), and
-speed in short windows, spread evenly over the trace, in which every step is run. A timed pass over the trace gives one
-figure; passes of the schemes take turns; medians. With `--lock` a round of timed passes holds that file exclusively.
+speed in short windows, spread evenly over the trace, in which every step is run: the mean time of a step with prompt
+tokens and of one without, times the numbers of such steps in the trace. A timed pass gives one figure; passes of the
+schemes take turns; medians. With `--lock` a round of timed passes holds that file exclusively.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ def summarise(scheme: Scheme, dry: Pass, timed: list[Pass]) -> dict[str, Any]:
     for other in timed:
         if (other.memory, other.counters) != (dry.memory, dry.counters):
             raise RuntimeError(f"{scheme.title}: what was scheduled depends on the values of tokens")
-    speeds = [p.window_outputs / p.window_seconds for p in timed]
-    totals = [(p.window_outputs + p.window_prompts) / p.window_seconds for p in timed]
+    speeds = [p.outputs / p.estimated_seconds for p in timed]
+    totals = [(p.outputs + p.prompts) / p.estimated_seconds for p in timed]
     return {
         "title": scheme.title,
         **dry.memory,
@@ -69,7 +70,7 @@ def summarise(scheme: Scheme, dry: Pass, timed: list[Pass]) -> dict[str, Any]:
         "output_tokens_per_s": statistics.median(speeds) if speeds else None,
         "output_tokens_per_s_of_each_pass": speeds,
         "computed_tokens_per_s": statistics.median(totals) if totals else None,
-        "timed_seconds": sum(p.window_seconds for p in timed),
+        "timed_seconds": sum(sum(kind) for p in timed for kind in p.seconds.values()),
     }
 
 

@@ -6,6 +6,7 @@ Must not know: where the windows are, what becomes of the figures.
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -153,15 +154,24 @@ class MeteredExecutor:
 
 @dataclass
 class Pass:
-    """Tokens and seconds of the windows are those of steps that were run while a request waited."""
+    """`kinds` and `seconds` tell steps with prompt tokens (True) from those without: how many there are in the whole
+    trace, how long those in the windows took. They and the tokens are of steps in which a request waited."""
 
-    memory: dict[str, float]
-    counters: dict[str, int]
-    requests: int
-    steps: int
-    window_seconds: float = 0.0
-    window_outputs: int = 0
-    window_prompts: int = 0
+    memory: dict[str, float] = field(default_factory=dict)
+    counters: dict[str, int] = field(default_factory=dict)
+    requests: int = 0
+    steps: int = 0
+    outputs: int = 0
+    prompts: int = 0
+    kinds: Counter[bool] = field(default_factory=Counter)
+    seconds: dict[bool, list[float]] = field(default_factory=lambda: {False: [], True: []})
+
+    @property
+    def estimated_seconds(self) -> float:
+        """Of the whole trace. Steps with prompt tokens take longer and are not equally frequent in all windows, so the
+        mean of each kind is weighted by the number of such steps in the trace (post-stratification)."""
+        every = [seconds for kind in self.seconds.values() for seconds in kind]
+        return sum(count * statistics.fmean(self.seconds[kind] or every) for kind, count in self.kinds.items())
 
 
 def run_trace(
@@ -181,7 +191,7 @@ def run_trace(
     core = EngineCore(scheduler, meter, mailbox, mailbox)
     people = Users(trace, users)
     mailbox.inbox.extend(people.first())
-    result = Pass({}, {}, 0, 0)
+    result = Pass()
     until = 0.0
     while not people.is_done:
         warm = meter.runs
@@ -193,10 +203,13 @@ def run_trace(
         seconds = time.perf_counter() - begin - meter.aside
         outputs = [output for message in mailbox.collect() for output in message.outputs]  # type: ignore[union-attr]
         result.steps += 1
-        if meter.runs and warm and meter.counts:
-            result.window_seconds += seconds
-            result.window_outputs += sum(len(output.token_ids) for output in outputs)
-            result.window_prompts += meter.prompt_tokens
+        if meter.counts:
+            kind = meter.prompt_tokens > 0
+            result.kinds[kind] += 1
+            result.outputs += sum(len(output.token_ids) for output in outputs)
+            result.prompts += meter.prompt_tokens
+            if meter.runs and warm:
+                result.seconds[kind].append(seconds)
         sent = [people.hear(output) for output in outputs]
         mailbox.inbox.extend(request for request in sent if request is not None)
     scheduler.check_integrity()

@@ -58,16 +58,17 @@ def test_what_is_counted_does_not_depend_on_which_steps_are_run(name: str) -> No
     run = allocation_pass.run_trace(scheme, executor, trace, windows=lambda _: True, num_pages=PAGES, users=6)
     assert len(executor.batches) >= dry.memory["steps"] > 0
     assert (run.memory, run.counters) == (dry.memory, dry.counters)
-    assert dry.window_seconds == dry.window_outputs == 0
-    assert run.window_seconds > 0
-    assert run.window_outputs > 0
+    assert dry.seconds == {False: [], True: []}
+    assert all(0 < len(run.seconds[kind]) >= run.kinds[kind] - 1 for kind in (False, True))
+    assert (run.kinds, run.outputs, run.prompts) == (dry.kinds, dry.outputs, dry.prompts)
+    assert sum(dry.kinds.values()) == dry.memory["steps"]
     assert dry.requests == sum(map(len, trace))
     assert dry.counters["generation_tokens"] == sum(wanted for chat in trace for _, wanted in chat)
     parts = ("stored_of_pool", "reserved_for_later", "reserved_for_nothing", "cached", "free")
     assert sum(dry.memory[part] for part in parts) == pytest.approx(1)
     assert min(dry.memory[part] for part in parts) >= 0
     summary = allocation.summarise(scheme, dry, [run])
-    assert summary["output_tokens_per_s"] == run.window_outputs / run.window_seconds
+    assert summary["output_tokens_per_s"] == run.outputs / run.estimated_seconds
     run.counters["preemptions"] += 1
     with pytest.raises(RuntimeError, match="depends on the values"):
         allocation.summarise(scheme, dry, [run])
@@ -104,6 +105,16 @@ def test_slots_are_counted_once_however_many_share_them() -> None:
     # Both end with 59 tokens stored, in 64 slots; the second has all four pages, of which 5 slots are for nothing.
     assert occupancy.slots == {"stored": stored, "later": 5 * 16 - stored - 5, "never": 5, "cached": 0, "free": 48}
     assert occupancy.shares()["mean_batch"] == occupancy.max_batch == 2
+
+
+def test_time_is_weighted_by_the_kinds_of_steps_in_the_whole_trace() -> None:
+    done = allocation_pass.Pass()
+    done.kinds.update({False: 90, True: 10})
+    done.seconds[False] = [1.0, 3.0]
+    done.seconds[True] = [8.0]
+    assert done.estimated_seconds == 90 * 2.0 + 10 * 8.0
+    done.seconds[True] = []  # no window met one: the mean of all stands in
+    assert done.estimated_seconds == 100 * 2.0
 
 
 def test_windows_are_spread_over_the_trace_and_differ_between_repeats() -> None:
