@@ -92,6 +92,20 @@ class FakeExecutor:
                 scores[sequence.seq_id] = [_logprobs(token) for token in sequence.score]
         return StepResult(tokens, logprobs, scores)
 
+    @property
+    def page_bytes(self) -> int:
+        return 8 * self.page_size
+
+    def read_pages(self, pages: array[int], out: bytearray | memoryview) -> None:
+        slots = [self._slots.get((page, slot), -1) for page in pages for slot in range(self.page_size)]
+        memoryview(out).cast("B")[:] = array("q", slots).tobytes()
+
+    def write_pages(self, pages: array[int], data: bytes | bytearray | memoryview) -> None:
+        slots = array("q", bytes(data))
+        for i, page in enumerate(pages):
+            for slot in range(self.page_size):
+                self._slots[page, slot] = slots[i * self.page_size + slot]
+
     def describe(self) -> dict[str, object]:
         return {"executor": "fake"}
 

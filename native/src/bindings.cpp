@@ -147,6 +147,26 @@ int add_rope_table(Program& program, nb::handle cos, nb::handle sin, int64_t pai
   return program.add_rope_table(a.data(), b.data(), static_cast<int64_t>(a.size()) / pairs, pairs);
 }
 
+// The bytes of `pages` (int32), copied without the GIL.
+void read_pages(const Program& program, nb::handle pages, nb::handle out) {
+  const Buffer ids(pages, false), target(out, true);
+  const auto indices = ids.as<const int32_t>('i');
+  if (target.size() != indices.size() * static_cast<size_t>(program.page_bytes()))
+    throw std::invalid_argument("read_pages: the buffer does not have the pages' size");
+  unsigned char* bytes = target.as<unsigned char>('B').data();
+  nb::gil_scoped_release release;
+  program.read_pages(indices, bytes);
+}
+
+void write_pages(Program& program, nb::handle pages, nb::handle data) {
+  const Buffer ids(pages, false), source(data, false);
+  const auto indices = ids.as<const int32_t>('i');
+  if (source.size() != indices.size() * static_cast<size_t>(program.page_bytes()))
+    throw std::invalid_argument("write_pages: the buffer does not have the pages' size");
+  nb::gil_scoped_release release;
+  program.write_pages(indices, source.bytes());
+}
+
 // inputs and outputs in the order of _native.pyi
 void run(Program& program, nb::tuple inputs, nb::tuple outputs, nb::handle logits) {
   if (inputs.size() != 13 || outputs.size() != 5) throw std::invalid_argument("run: 13 inputs and 5 outputs");
@@ -236,6 +256,9 @@ NB_MODULE(_native, m) {
       .def("add_rope_table", &add_rope_table, "cos"_a, "sin"_a, nb::kw_only(), "pairs"_a)
       .def("finish", &Program::finish, nb::kw_only(), "arena_bytes"_a, "logits"_a, "vocab"_a, "max_position"_a)
       .def("run", &run, "inputs"_a, "outputs"_a, "logits"_a.none())
+      .def("read_pages", &read_pages, "pages"_a, "out"_a)
+      .def("write_pages", &write_pages, "pages"_a, "data"_a)
+      .def_prop_ro("page_bytes", &Program::page_bytes)
       .def_prop_ro("isa", [](const Program& p) { return std::string(p.isa()); })
       .def_prop_ro("threads", &Program::threads)
       .def_prop_ro("weight_bytes", &Program::weight_bytes)

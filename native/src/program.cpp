@@ -3,6 +3,7 @@
 #include "program.h"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <new>
 #include <stdexcept>
@@ -130,6 +131,37 @@ int64_t Program::kv_bytes() const {
   int64_t bytes = 0;
   for (const auto& pool : kv_) bytes += static_cast<int64_t>(pool.memory.bytes());
   return bytes;
+}
+
+int64_t Program::page_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& pool : kv_) bytes += static_cast<int64_t>(pool.page_bytes);
+  return bytes;
+}
+
+void Program::check_pages(std::span<const int32_t> pages) const {
+  for (const int32_t page : pages)
+    if (page < 1 || page > spec_.num_pages) throw std::out_of_range("page " + std::to_string(page) + " is out of the pool");
+}
+
+void Program::read_pages(std::span<const int32_t> pages, unsigned char* out) const {
+  check_pages(pages);
+  for (const int32_t page : pages) {
+    for (const auto& pool : kv_) {
+      std::memcpy(out, pool.memory.data() + static_cast<size_t>(page) * pool.page_bytes, pool.page_bytes);
+      out += pool.page_bytes;
+    }
+  }
+}
+
+void Program::write_pages(std::span<const int32_t> pages, const unsigned char* data) {
+  check_pages(pages);
+  for (const int32_t page : pages) {
+    for (const auto& pool : kv_) {
+      std::memcpy(pool.memory.data() + static_cast<size_t>(page) * pool.page_bytes, data, pool.page_bytes);
+      data += pool.page_bytes;
+    }
+  }
 }
 
 void Program::emit(const Instruction& instruction) {

@@ -7,6 +7,7 @@
 #pragma once
 #include <atomic>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <variant>
@@ -79,6 +80,13 @@ class Program {
   // One step. Not reentrant. Throws what check_step throws; then nothing has run.
   void run(const Step& step);
 
+  // Pages as bytes, for tiers of KV memory: page after page, each its part of every layer in turn. May run on any thread
+  // beside run(): reading a page that a step writes gives torn bytes, writing one that a step reads is the caller's
+  // fault. Throws std::out_of_range.
+  void read_pages(std::span<const int32_t> pages, unsigned char* out) const;
+  void write_pages(std::span<const int32_t> pages, const unsigned char* data);
+  int64_t page_bytes() const;
+
   const char* isa() const { return kernels_.isa; }
   int threads() const { return pool_.threads(); }
   int64_t weight_bytes() const;
@@ -116,6 +124,7 @@ class Program {
   template <class F>
   void rows_in_parallel(int64_t rows, int64_t cols, F&& f);
 
+  void check_pages(std::span<const int32_t> pages) const;
   bool commit_ahead();
   void copy_pages(const Step& step);
   void execute(const Block& block, size_t begin, size_t end);

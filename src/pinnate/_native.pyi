@@ -87,6 +87,15 @@ class Program:
         logit_rows, samples, history, bias_ids, bias; outputs: tokens, logprobs, ranks, top_ids, top_logprobs, as in
         executor/forward_batch.py. `logits` [R, vocab] gets the raw logits where given. Not reentrant."""
 
+    def read_pages(self, pages: Buffer, out: Buffer) -> None:
+        """Copies KV pages (int32 ids) to `out`, page_bytes each. May run in any thread beside `run`: a page that the
+        step writes comes out torn."""
+
+    def write_pages(self, pages: Buffer, data: Buffer) -> None:
+        """The inverse. The step that runs must not touch these pages."""
+
+    @property
+    def page_bytes(self) -> int: ...
     @property
     def isa(self) -> str: ...
     @property

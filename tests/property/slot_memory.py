@@ -6,6 +6,7 @@ sees exactly its own past, whatever was shared, copied, evicted and written agai
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 from pinnate.core.batch import SchedulerOutput
@@ -46,6 +47,19 @@ class SlotMemory:
         """Positions below `end` read back as hashes[1:]."""
         seen = [self.slots[page_table[p // self.page_size]][p % self.page_size] for p in range(end)]
         assert seen == list(hashes[1 : end + 1]), f"{page_table} reads back {seen}, not {hashes[1 : end + 1]}"
+
+    @property
+    def page_bytes(self) -> int:
+        return 8 * self.page_size
+
+    def read_pages(self, pages: Sequence[int], out: bytearray) -> None:
+        memoryview(out).cast("B")[:] = b"".join(array("q", self.slots[page]).tobytes() for page in pages)
+
+    def write_pages(self, pages: Sequence[int], data: bytes) -> None:
+        values = array("q", bytes(data))
+        for i, page in enumerate(pages):
+            assert page != 0, "a load into the null page"
+            self.slots[page] = values[i * self.page_size : (i + 1) * self.page_size].tolist()
 
     def scribble(self, output: SchedulerOutput) -> None:
         """A step that fails half-way: whatever it would have written may be anything now."""

@@ -120,6 +120,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the KV pool that POST /pin_prefix may keep cached, 0 to 0.9 (default: 0, no pinning)",
     )  # fmt: skip
     add_flag(
+        group, "--kv-disk", metavar="DIR",
+        help="keep cached pages on disk too, across restarts; at most --kv-disk-size SIZE (8G)",
+    )  # fmt: skip
+    group.add_argument("--kv-disk-size", type=byte_size, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    add_flag(
         group, "--cache-report", choices=CACHE_REPORTS,
         help="own: requests may ask why their cached prefix ended where it did; "
         "all: also whether another salt has more, and GET /debug/cache (for trusted clients)",

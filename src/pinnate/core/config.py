@@ -51,6 +51,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     eviction_policy: str = "lru"
     pin_quota: float = 0.0  # share of the KV pool that may be pinned
     kv_events: KVEventsConfig | None = None
+    kv_disk: str | None = None  # folder for pages that the pool has no room for
+    kv_disk_size: int = 8 << 30  # bytes
     cache_report: str = "off"  # "own": requests may ask; "all": also for other salts, and /debug/cache
     max_num_queued_reqs: int = 1024
     seed: int | None = None  # draws the seeds of requests that give none; None: LLM always the same, a server never
@@ -69,6 +71,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"--pin-quota is a share from 0 to {MAX_PIN_QUOTA}, got {self.pin_quota}")
         if not self.enable_prefix_caching and (self.pin_quota or self.cache_report != "off" or self.publishes_events):
             raise ConfigError("--pin-quota, --cache-report and --kv-events-config need prefix caching")
+        if self.kv_disk is not None and not self.enable_prefix_caching:
+            raise ConfigError("--kv-disk needs prefix caching")
+        if self.kv_disk is not None and not self.kv_disk.strip():
+            raise ConfigError("--kv-disk: the folder's name is empty")
         for flag, value in (
             ("--threads", self.threads),
             ("--max-model-len", self.max_model_len),
@@ -77,6 +83,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             ("--page-size", self.page_size),
             ("--num-pages", self.num_pages),
             ("--kv-cache-memory", self.kv_cache_memory),
+            ("--kv-disk-size", self.kv_disk_size),
             ("--max-num-queued-reqs", self.max_num_queued_reqs),
         ):
             if value is not None and value < 1:

@@ -50,6 +50,7 @@ class CacheReport(msgspec.Struct, frozen=True, array_like=True):
     num_cached_tokens: int
     reason: MatchEnd
     num_lost_tokens: int = 0
+    num_tier_tokens: int = 0  # of the cached ones, how many were loaded from a tier below the KV pool
 
 
 class TokenOutput(msgspec.Struct, frozen=True, array_like=True):
@@ -84,6 +85,13 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     evicted_pages: int = 0
     beam_page_steps: int = 0  # pages held by beams, added up over the steps of every beam search
     beam_lone_page_steps: int = 0  # the same, had no beam shared a page
+    tier_pages: int = 0  # KV pages kept below the pool (--kv-disk), of this model
+    tier_bytes: int = 0  # what the tier takes, other models' pages included
+    tier_hit_tokens: int = 0  # prompt tokens that were loaded from there; part of prefix_cache_hits
+    tier_loaded_pages: int = 0
+    tier_stored_pages: int = 0
+    tier_rejected_pages: int = 0  # unreadable or not to be trusted
+    swaps: int = 0  # preempted sequences whose pages went to the tier
     steps: int = 0
     execute_seconds: float = 0.0  # inside the executor
     step_seconds: float = 0.0  # whole steps, execution included

@@ -29,6 +29,7 @@ from pinnate.core.layer_groups import LayerGroups, LayerSize, PageNeeds, choose_
 from pinnate.core.machine import Machine, read_machine
 from pinnate.core.memory_plan import MemoryPlan, plan_memory
 from pinnate.engine.build_cache import build_cache
+from pinnate.engine.build_tiers import open_tier, start_fingerprint
 from pinnate.engine.engine_core import EngineCore, Inbox, Outbox
 from pinnate.engine.stop_finder import LazyStopFinder
 from pinnate.executor.base import Executor, ExecutorSpec, WeightGroup
@@ -167,8 +168,10 @@ def build_engine(config: EngineConfig, inbox: Inbox, outbox: Outbox) -> tuple[En
         max_model_len=plan.max_model_len.value,
         groups=plan.groups,
     )
+    content = start_fingerprint(config, model.graph, plan.needs)
     executor = EXECUTORS[config.executor].build(model.graph, spec, plan, config.isa)
-    parts = build_cache(config, spec.num_pages, plan.pinnable_pages, plan.needs)
+    tier = open_tier(config, content(), executor) if content is not None else None
+    parts = build_cache(config, spec.num_pages, plan.pinnable_pages, plan.needs, tier)
     scheduler = Scheduler(
         parts.cache,
         policy=config.schedule_policy,
@@ -188,6 +191,7 @@ def build_engine(config: EngineConfig, inbox: Inbox, outbox: Outbox) -> tuple[En
         check_integrity=config.check_integrity,
         commands=parts.commands,
         events=parts.events,
+        tiers=parts.tiers,
     )
     info = _info(config, model, plan, executor)
     info["startup"] = {"map the model": loaded - started, "build the executor": perf_counter() - loaded}

@@ -16,6 +16,7 @@ from pinnate.kvcache.debug_view import describe_cache
 from pinnate.kvcache.explain import MatchExplainer
 from pinnate.kvcache.manager import KVCacheManager
 from pinnate.kvcache.pins import Pin, Pins, sequence_of
+from pinnate.kvcache.tiers.manager import TierManager
 
 CommandHandler = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -39,12 +40,17 @@ class CacheCommands:
     """The handlers. They raise RequestError for what the caller can mend."""
 
     def __init__(
-        self, cache: KVCacheManager, explainer: MatchExplainer | None = None, events: Resync | None = None
+        self,
+        cache: KVCacheManager,
+        explainer: MatchExplainer | None = None,
+        events: Resync | None = None,
+        tiers: TierManager | None = None,
     ) -> None:
         """Without `explainer` nothing is told of the cache's content; `events` is where KV events are published."""
         self._cache = cache
         self._explainer = explainer
         self._events = events
+        self._tiers = tiers
         self._pins = Pins(cache)
 
     def handlers(self) -> Mapping[str, CommandHandler]:
@@ -69,7 +75,9 @@ class CacheCommands:
 
     def describe(self, arguments: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
         self._require_explainer()
-        return describe_cache(self._cache) | {"pins": [self._describe(pin) for pin in self._pins.all()]}
+        pins = [self._describe(pin) for pin in self._pins.all()]
+        tiers = [] if self._tiers is None else [self._tiers.describe()]
+        return describe_cache(self._cache) | {"pins": pins, "tiers": tiers}
 
     def explain(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """The report that a request with these tokens would get now. The cache does not notice."""

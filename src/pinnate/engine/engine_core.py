@@ -20,6 +20,7 @@ from pinnate.core.messages import Abort, Command, EngineStats, FromEngine, Reply
 from pinnate.core.request import FinishReason, Request
 from pinnate.engine.cache_commands import CommandHandler
 from pinnate.executor.base import Executor
+from pinnate.kvcache.tiers.manager import TierManager
 from pinnate.scheduler.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -62,8 +63,9 @@ class EngineCore:
         check_integrity: bool = False,
         commands: Mapping[str, CommandHandler] = NO_COMMANDS,
         events: EventSink | None = None,
+        tiers: TierManager | None = None,
     ) -> None:
-        """`commands` are answered beside the core's own. `events` is called once a step."""
+        """`commands` are answered beside the core's own. `events` is called once a step. `tiers` is the scheduler's."""
         self._scheduler = scheduler
         self._executor = executor
         self._inbox = inbox
@@ -71,6 +73,7 @@ class EngineCore:
         self._check_integrity = check_integrity
         self._commands = commands
         self._events = events
+        self._tiers = tiers
         self._idle = True  # nothing to run until another message comes
         self._failures = 0  # failed steps in a row
         self._execute_seconds = 0.0
@@ -95,7 +98,7 @@ class EngineCore:
         started = perf_counter()
         outputs = [output for message in messages for output in self._handle(message)]
         batch = self._scheduler.schedule()
-        self._idle = batch is None
+        self._idle = batch is None and not (self._tiers is not None and self._tiers.wait_for_load())
         if self._events is not None:
             self._events.publish()  # now, for the publisher's thread can run while the executor holds no GIL
         if batch is not None:
@@ -115,6 +118,8 @@ class EngineCore:
         )
 
     def close(self) -> None:
+        if self._tiers is not None:
+            self._tiers.close()
         self._executor.close()
         if self._events is not None:
             self._events.close()
@@ -131,7 +136,10 @@ class EngineCore:
             self._scheduler.fail(batch, "interrupted")
             raise
         finally:
-            self._execute_seconds += perf_counter() - started
+            seconds = perf_counter() - started
+            self._execute_seconds += seconds
+            if self._tiers is not None:
+                self._tiers.note_step(batch.num_tokens, seconds)
         self._failures = 0
         return self._scheduler.update(batch, result)
 

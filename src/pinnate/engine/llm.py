@@ -222,7 +222,7 @@ class _Run:
                     self._open[request.request_id] = OutputProcessor(request, self._tokenizer)
                     self._client.send(request)
                 messages = self._client.step()
-                if not messages:
+                if not messages and self._client.core.is_idle:
                     raise EngineError(f"the engine has nothing to run, with {len(self._open)} requests unfinished")
                 for message in messages:
                     if isinstance(message, StepOutputs):

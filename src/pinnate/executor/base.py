@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -39,6 +40,20 @@ class Executor(Protocol):
     """
 
     def execute(self, output: SchedulerOutput) -> StepResult: ...
+
+    @property
+    def page_bytes(self) -> int:
+        """Of one page with all its layers, as read_pages gives it."""
+        ...
+
+    def read_pages(self, pages: array[int], out: bytearray | memoryview) -> None:
+        """Copies pages to `out` (page_bytes each). Any thread may call it beside `execute`: a page that the step
+        writes comes out torn, for the caller to discard."""
+        ...
+
+    def write_pages(self, pages: array[int], data: bytes | bytearray | memoryview) -> None:
+        """The inverse. Any thread may call it, for pages that the step under way does not touch."""
+        ...
 
     def describe(self) -> dict[str, object]:
         """dtype, isa, threads, weight_bytes, kv_bytes and what else `doctor` shows."""

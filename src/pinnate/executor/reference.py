@@ -8,6 +8,7 @@ outputs agree across batches up to fp32 rounding, not to the bit as those of the
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterator
 from dataclasses import fields
 
@@ -75,6 +76,35 @@ class ReferenceExecutor:
         """Runs the step, KV writes included, without sampling: [R, vocab], a row for each sequence that samples and
         each scored position, in order."""
         return self._forward(build_forward_batch(output, self._spec.page_size))
+
+    @property
+    def page_bytes(self) -> int:
+        return sum(pages[0].nbytes for pages in (*self._keys, *self._values))
+
+    def read_pages(self, pages: array[int], out: bytearray | memoryview) -> None:
+        """Keys and values of each layer in turn."""
+        self._check_pages(pages, len(out))
+        view, at = memoryview(out).cast("B"), 0
+        for page in pages:
+            for kept in (*self._keys, *self._values):
+                data = kept[page].tobytes()
+                view[at : at + len(data)] = data
+                at += len(data)
+
+    def write_pages(self, pages: array[int], data: bytes | bytearray | memoryview) -> None:
+        self._check_pages(pages, len(data))
+        at = 0
+        for page in pages:
+            for kept in (*self._keys, *self._values):
+                part = kept[page]
+                part[...] = np.frombuffer(data, np.float32, part.size, at).reshape(part.shape)
+                at += part.nbytes
+
+    def _check_pages(self, pages: array[int], size: int) -> None:
+        if size != len(pages) * self.page_bytes:
+            raise ValueError(f"{size} bytes for {len(pages)} pages of {self.page_bytes}")
+        if any(not 1 <= page <= self._spec.num_pages for page in pages):
+            raise IndexError(f"a page of {list(pages)} is out of the pool")
 
     def describe(self) -> dict[str, object]:
         return {

@@ -113,9 +113,12 @@ class MatchExplainer:
         return max((self._tree.match_prefix(tokens, other, limit).num_tokens for other in others), default=0)
 
 
-def note_lost_tail(report: CacheReport | None, adopted: int) -> CacheReport | None:
-    """The report once `adopted` tokens have really been taken over: fewer than matched if a copy found no page."""
-    if report is None or adopted == report.num_cached_tokens:
-        return report
-    lost = report.num_cached_tokens - adopted
-    return CacheReport(report.num_prompt_tokens, adopted, MatchEnd.NO_ROOM, lost)
+def complete_report(report: CacheReport | None, adopted: int, from_tier: int) -> CacheReport | None:
+    """The report once `adopted` tokens have really been taken over: fewer than matched if a copy found no page.
+    `from_tier` of them were loaded for this request."""
+    if report is None:
+        return None
+    if adopted != report.num_cached_tokens:
+        lost = report.num_cached_tokens - adopted
+        report = CacheReport(report.num_prompt_tokens, adopted, MatchEnd.NO_ROOM, lost)
+    return msgspec.structs.replace(report, num_tier_tokens=from_tier) if from_tier else report

@@ -17,9 +17,10 @@ from pinnate.core.layer_groups import PageNeeds
 from pinnate.core.request import Sequence
 from pinnate.kvcache import integrity
 from pinnate.kvcache.eviction import EVICTION_POLICIES
-from pinnate.kvcache.page_hashes import PageHashes
+from pinnate.kvcache.page_hashes import TreeWatch
 from pinnate.kvcache.page_pool import PagePool
 from pinnate.kvcache.radix_cache import NO_MATCH, Node, PrefixMatch, RadixCache
+from pinnate.kvcache.tiers.lower import LowerTiers, NoTiers
 from pinnate.kvcache.window_pages import WindowPages
 
 
@@ -50,7 +51,7 @@ class KVCacheManager:
         enable_prefix_caching: bool = True,
         eviction_policy: str = "lru",
         pinnable_pages: int = 0,
-        watch: PageHashes | None = None,
+        watch: TreeWatch | None = None,
         needs: PageNeeds | None = None,
     ) -> None:
         """`pinnable_pages` of the pool may be pinned for good: no request is promised them. `watch` is told of what
@@ -60,6 +61,7 @@ class KVCacheManager:
         self.enable_prefix_caching = enable_prefix_caching
         self.pinnable_pages = pinnable_pages
         self.evicted_pages = 0  # lifetime counter
+        self.tiers: LowerTiers = NoTiers()  # below the pool; whoever builds them sets it once
         self._pool = PagePool(num_pages)
         self._windows: WindowPages | None = None
         if self.needs.window_groups:

@@ -29,6 +29,39 @@ class StoredPages(NamedTuple):
     tokens: array[int]
 
 
+class TreeWatch(Protocol):
+    """Whoever the prefix tree tells of what comes and goes (RadixCache.watch). Called in the engine's thread: it must
+    be quick."""
+
+    def stored(
+        self, namespace: Namespace, tokens: array[int], page_table: array[int], begin: int, end: int, parent_page: int
+    ) -> None:
+        """The tree took in tokens[begin:end], which are in the pages of `page_table`. `parent_page` is the tree's page
+        before the one of position `begin`."""
+        ...
+
+    def cut(self, leaf: Node, position: int, pages: array[int]) -> None:
+        """The tree is about to take tokens from `position` on off a leaf, in `pages`. Their content is still there."""
+        ...
+
+
+class Watches:
+    """Several as one."""
+
+    def __init__(self, watches: Iterable[TreeWatch]) -> None:
+        self._watches = tuple(watches)
+
+    def stored(
+        self, namespace: Namespace, tokens: array[int], page_table: array[int], begin: int, end: int, parent_page: int
+    ) -> None:
+        for watch in self._watches:
+            watch.stored(namespace, tokens, page_table, begin, end, parent_page)
+
+    def cut(self, leaf: Node, position: int, pages: array[int]) -> None:
+        for watch in self._watches:
+            watch.cut(leaf, position, pages)
+
+
 class HashListener(Protocol):
     def stored(self, pages: StoredPages) -> None: ...
 
@@ -55,7 +88,7 @@ def page_hash(before: int, tokens: array[int]) -> int:
 
 
 class PageHashes:
-    """Follows one prefix tree (RadixCache.watch). A listener is called in the engine's thread: it must be quick."""
+    """A TreeWatch. A listener is called in the engine's thread: it must be quick."""
 
     def __init__(self, page_size: int, listeners: Iterable[HashListener] = ()) -> None:
         self._page_size = page_size
@@ -72,8 +105,7 @@ class PageHashes:
     def stored(
         self, namespace: Namespace, tokens: array[int], page_table: array[int], begin: int, end: int, parent_page: int
     ) -> None:
-        """The tree took in tokens[begin:end], which are in the pages of `page_table`. `parent_page` is the tree's page
-        before the one of position `begin`."""
+        """As TreeWatch."""
         size = self._page_size
         first, last = begin // size, end // size
         if first == last:
@@ -90,7 +122,7 @@ class PageHashes:
             listener.stored(stored)
 
     def cut(self, leaf: Node, position: int, pages: array[int]) -> None:
-        """The tree is about to take tokens from `position` on off a leaf, in `pages`."""
+        """As TreeWatch."""
         removed = [self._hashes.pop(page) for page in pages if page in self._hashes]
         boundary = self.of(self.page_before(leaf, position // self._page_size), leaf.namespace)
         for listener in self._listeners:

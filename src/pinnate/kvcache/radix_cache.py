@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 from pinnate.core.request import Namespace
 from pinnate.kvcache.eviction import EvictionPolicy, Rank, lru
-from pinnate.kvcache.page_hashes import PageHashes
+from pinnate.kvcache.page_hashes import TreeWatch
 from pinnate.kvcache.page_pool import NULL_PAGE, TreePages
 
 ROOT_PRIORITY = -(2**63)  # more urgent than any request's
@@ -115,7 +115,7 @@ class RadixCache:
         self._pool = pool
         self._page_size = page_size
         self._rank = policy
-        self.watch: PageHashes | None = None  # told of what comes and goes
+        self.watch: TreeWatch | None = None  # told of what comes and goes
         self._roots: dict[Namespace, Node] = {}
         self._heap: list[tuple[Rank, int, Node]] = []  # (rank when queued, tie-break, node)
         self._clock = 0

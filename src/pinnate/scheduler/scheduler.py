@@ -29,7 +29,7 @@ from pinnate.core.batch import SchedulerOutput, StepResult, TokenLogprobs
 from pinnate.core.errors import InvalidRequestError, QueueFullError
 from pinnate.core.messages import CacheReport, EngineStats, TokenOutput
 from pinnate.core.request import FinishReason, Request, RequestStatus, Sequence
-from pinnate.kvcache.explain import MatchExplainer, note_lost_tail
+from pinnate.kvcache.explain import MatchExplainer, complete_report
 from pinnate.kvcache.manager import KVCacheManager
 from pinnate.kvcache.radix_cache import PrefixMatch
 from pinnate.scheduler.admission import AdmissionControl, Limits, prefix_is_underway
@@ -113,6 +113,7 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput | None:
         """Chooses what the next step computes. None: nothing to do."""
+        self._cache.tiers.poll()
         step = StepDraft(self._limits.max_num_batched_tokens)
         decoding: list[Sequence] = []
         in_prompt: list[Sequence] = []
@@ -150,6 +151,7 @@ class Scheduler:
 
     def _preempt(self, seq: Sequence) -> None:
         self._stop_running(seq)
+        self._cache.tiers.preempt(seq)
         self._cache.release(seq)
         seq.num_computed_tokens = 0
         seq.num_preemptions += 1
@@ -164,7 +166,8 @@ class Scheduler:
     def _admit(self, step: StepDraft) -> None:
         """Starts waiting sequences in the policy's order, up to the first for which there is no room.
 
-        One whose prefix a running sequence is just computing waits for that, and lets others pass.
+        One whose prefix a running sequence is just computing, or whose pages come from a tier, waits for that and lets
+        others pass.
         """
         if not self._waiting or not step.budget:
             return
@@ -180,10 +183,12 @@ class Scheduler:
                 seq, limit, match, self._running, worth=self._cache.page_size
             ):
                 continue
-            # If nothing runs, the first one starts: it was refused at the door unless it fits alone.
-            if self._running and not self._admission.has_room(seq, state.num_choices, match, reserved):
+            # If nothing holds pages, the first one starts: it was refused at the door unless it fits alone.
+            busy = self._running or self._cache.tiers.is_loading
+            if busy and not self._admission.has_room(seq, state.num_choices, match, reserved):
                 return
-            self._start(step, seq, state, match)
+            if not self._cache.tiers.fetch(seq, match, limit):
+                self._start(step, seq, state, match)
             free_seqs -= state.num_choices
             reserved += self._admission.demand(seq, state.num_choices)
 
@@ -195,9 +200,10 @@ class Scheduler:
         if seq.request.cache_report and not state.admitted:
             state.cache_report = self._explain(seq, state, match)
         seq.num_computed_tokens = self._cache.adopt(seq, match)
+        from_tier = self._cache.tiers.started(seq)
         if not state.admitted:
             state.admitted = True
-            state.cache_report = note_lost_tail(state.cache_report, seq.num_computed_tokens)
+            state.cache_report = complete_report(state.cache_report, seq.num_computed_tokens, from_tier)
             seq.num_cached_tokens = state.num_cached_tokens = seq.num_computed_tokens
             self._totals["prompt_tokens"] += seq.num_prompt_tokens
             if self._cache.enable_prefix_caching and not state.scores_needed:
@@ -337,6 +343,7 @@ class Scheduler:
             self._cache.release(seq, keep=keep and not self._step_underway)
         elif seq.status is not RequestStatus.PARKED:
             self._waiting.remove(seq)
+            self._cache.tiers.forget(seq)
         seq.status = RequestStatus.FINISHED
         seq.finish_reason = reason
         state.sequences.remove(seq)
@@ -387,8 +394,8 @@ class Scheduler:
         return self._states[seq.request.request_id].overtaken
 
     def flush_cache(self) -> int:
-        """Drops every cached page that no sequence uses; returns how many."""
-        return self._cache.flush()
+        """Drops every cached page that no sequence uses, from tiers too; returns how many of the pool."""
+        return self._cache.tiers.flush(self._cache.flush)
 
     def check_integrity(self) -> None:
         """Raises IntegrityError if the KV memory's books do not balance."""
@@ -405,4 +412,5 @@ class Scheduler:
             evicted_pages=self._cache.evicted_pages,
             new_token_ratio=self._admission.new_token_ratio,
             **self._totals,
+            **self._cache.tiers.stats(),
         )

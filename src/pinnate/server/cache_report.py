@@ -43,12 +43,14 @@ def text_of(token_ids: Sequence[int], vocabulary: Vocabulary) -> str:
 def show_report(report: CacheReport, prompt: Sequence[int], vocabulary: Vocabulary) -> ShownReport:
     at = report.num_cached_tokens
     why = _SENTENCES[report.reason].format(at=at, lost=report.num_lost_tokens)
+    source = f" ({report.num_tier_tokens} of them on disk)" if report.num_tier_tokens else ""
     return ShownReport(
         num_prompt_tokens=report.num_prompt_tokens,
         num_cached_tokens=at,
         reason=str(report.reason),
         num_lost_tokens=report.num_lost_tokens,
+        num_tier_tokens=report.num_tier_tokens,
         before=text_of(prompt[max(0, at - AROUND) : at], vocabulary),
         after=text_of(prompt[at : at + AROUND], vocabulary),
-        explanation=f"{at} of {report.num_prompt_tokens} prompt tokens were cached; {why}",
+        explanation=f"{at} of {report.num_prompt_tokens} prompt tokens were cached{source}; {why}",
     )

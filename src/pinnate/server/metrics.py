@@ -28,6 +28,11 @@ _COUNTERS = {  # field of EngineStats -> (name, without the _total that the form
     "evicted_pages": ("evicted_pages", "Cached KV pages given up for others."),
     "beam_page_steps": ("beam_search_page_steps", "KV pages held by beams, added up over the steps of their searches."),
     "beam_lone_page_steps": ("beam_search_lone_page_steps", "The same, had no beam shared a page with another."),
+    "tier_hit_tokens": ("kv_tier_hit_tokens", "Prompt tokens loaded from the tier below the KV pool."),
+    "tier_loaded_pages": ("kv_tier_loaded_pages", "KV pages loaded from the tier."),
+    "tier_stored_pages": ("kv_tier_stored_pages", "KV pages stored in the tier."),
+    "tier_rejected_pages": ("kv_tier_rejected_pages", "KV pages of the tier that could not be read or trusted."),
+    "swaps": ("num_swaps", "Preempted sequences whose pages went to the tier."),
     "steps": ("engine_steps", "Steps of the engine."),
     "step_seconds": ("engine_step_seconds", "Time in steps, execution included."),
     "execute_seconds": ("engine_execute_seconds", "Time in the executor."),
@@ -102,6 +107,8 @@ class Metrics:
             "kv_pages": (stats.num_pages, "KV pages of the pool."),
             "kv_pages_free": (stats.num_free_pages, "KV pages that hold nothing."),
             "kv_pages_cached": (stats.num_cached_pages, "KV pages held by the prefix cache alone, evictable."),
+            "kv_tier_pages": (stats.tier_pages, "KV pages of this model in the tier below the pool (--kv-disk)."),
+            "kv_tier_bytes": (stats.tier_bytes, "What the tier takes, other models' pages included."),
             "new_token_ratio": (stats.new_token_ratio, "Share of a request's output that admission reserves."),
         }
         for name, (value, text) in gauges.items():

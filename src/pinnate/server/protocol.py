@@ -210,6 +210,7 @@ class CacheReport(msgspec.Struct, frozen=True, kw_only=True):
     num_cached_tokens: int
     reason: str
     num_lost_tokens: int
+    num_tier_tokens: int
     before: str
     after: str
     explanation: str

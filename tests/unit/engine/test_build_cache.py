@@ -43,7 +43,7 @@ def test_all_reports_and_pins() -> None:
     view = parts.commands["describe_cache"]({})
     assert [pin["num_tokens"] for pin in view["pins"]] == [16]
     assert view["pages"]["pinnable"] == 2
-    assert parts.commands["explain_match"]({"token_ids": TOKENS}) == {"report": [20, 19, "last_token", 0]}
+    assert parts.commands["explain_match"]({"token_ids": TOKENS}) == {"report": [20, 19, "last_token", 0, 0]}
     assert parts.commands["explain_match"]({"token_ids": TOKENS, "cache_salt": "s"})["report"][2] == "other_salt"
 
 

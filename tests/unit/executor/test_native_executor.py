@@ -256,3 +256,37 @@ def test_idle_time_leaves_keys_and_values_as_they_are():
     executor.logits(step(sequence(0, TOKENS[:60], pages, n=0)))
     time.sleep(0.1)
     np.testing.assert_array_equal(executor.logits(step(sequence(0, TOKENS[60:], pages, start=60))), alone)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("options", [{"dtype": "float32"}, {}, {"kv_int8": True}])
+def test_pages_go_out_and_come_back_to_other_places(options, isa):
+    """What a page holds is all that its tokens need: read from one executor, written to another, the logits agree."""
+    source, target = build(isa=isa, **options), build(isa=isa, threads=2, **options)
+    source.logits(step(sequence(0, TOKENS[:64], (4, 9, 2, 11), n=0)))
+    expected = source.logits(step(sequence(0, TOKENS[64:], (4, 9, 2, 11, 30), start=64)))
+    data = bytearray(4 * source.page_bytes)
+    source.read_pages(array("i", [4, 9, 2, 11]), data)
+    target.write_pages(array("i", [40, 1, 7, 3]), data)
+    np.testing.assert_array_equal(target.logits(step(sequence(0, TOKENS[64:], (40, 1, 7, 3, 8), start=64))), expected)
+    again = bytearray(source.page_bytes)
+    target.read_pages(array("i", [7]), again)
+    assert again == data[2 * source.page_bytes : 3 * source.page_bytes]
+
+
+def test_pages_outside_the_pool_and_buffers_of_another_size_are_refused():
+    executor = build()
+    page = bytearray(executor.page_bytes)
+    for wrong in (0, SPEC.num_pages + 1, -1):
+        with pytest.raises(IndexError):
+            executor.read_pages(array("i", [wrong]), page)
+        with pytest.raises(IndexError):
+            executor.write_pages(array("i", [wrong]), page)
+    for pages, data in (([1, 2], page), ([1], page[:-1]), ([], page)):
+        with pytest.raises(ValueError, match="size"):
+            executor.write_pages(array("i", pages), data)
+        with pytest.raises(ValueError, match="size"):
+            executor.read_pages(array("i", pages), data)
+    executor.close()
+    with pytest.raises(ConfigError, match="closed"):
+        executor.read_pages(array("i", [1]), page)

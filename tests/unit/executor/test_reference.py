@@ -238,3 +238,19 @@ class TestSteps:
 def _tensors(graph) -> list[Tensor]:
     named = [getattr(op, name, None) for op in graph.ops for name in ("weight", "bias")]
     return [t for t in named if t is not None]
+
+
+def test_pages_go_out_and_come_back_to_other_places():
+    graph = load_model(TINY / "llama3").graph
+    source, target = ReferenceExecutor(graph, SPEC), ReferenceExecutor(graph, SPEC)
+    source.logits(SchedulerOutput((sequence(TOKENS + TOKENS[:2], [3, 5]),)))
+    expected = source.logits(SchedulerOutput((sequence([1, 2], [3, 5, 7], start=8),)))
+    data = bytearray(2 * source.page_bytes)
+    source.read_pages(array("i", [3, 5]), data)
+    target.write_pages(array("i", [12, 1]), data)
+    np.testing.assert_array_equal(target.logits(SchedulerOutput((sequence([1, 2], [12, 1, 2], start=8),))), expected)
+    for pages, size in (([0], 1), ([13], 1), ([1, 2], 1)):
+        with pytest.raises((IndexError, ValueError)):
+            target.write_pages(array("i", pages), bytes(size * source.page_bytes))
+        with pytest.raises((IndexError, ValueError)):
+            target.read_pages(array("i", pages), bytearray(size * source.page_bytes))

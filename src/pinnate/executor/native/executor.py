@@ -5,6 +5,8 @@ Knows: how a graph becomes a Program, and how a step's arrays go in and out. Mus
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -111,9 +113,13 @@ class NativeExecutor:
         self._run(batch, out)
         return out
 
-    def _run(self, batch: ForwardBatch, logits: NDArray[np.float32] | None) -> SampledRows:
+    def _open(self) -> _native.Program:
         if self._program is None:
             raise ConfigError("the executor is closed")
+        return self._program
+
+    def _run(self, batch: ForwardBatch, logits: NDArray[np.float32] | None) -> SampledRows:
+        program = self._open()
         count = len(batch.samples)
         rows = SampledRows(
             np.empty(count, np.int32),
@@ -122,7 +128,7 @@ class NativeExecutor:
             np.empty(batch.num_top, np.int32),
             np.empty(batch.num_top, np.float32),
         )
-        self._program.run(
+        program.run(
             (
                 batch.tokens,
                 batch.positions,
@@ -142,6 +148,16 @@ class NativeExecutor:
             logits,
         )
         return rows
+
+    @property
+    def page_bytes(self) -> int:
+        return self._open().page_bytes
+
+    def read_pages(self, pages: array[int], out: bytearray | memoryview) -> None:
+        self._open().read_pages(pages, out)
+
+    def write_pages(self, pages: array[int], data: bytes | bytearray | memoryview) -> None:
+        self._open().write_pages(pages, data)
 
     def describe(self) -> dict[str, object]:
         facts: dict[str, object] = {
