@@ -18,6 +18,7 @@ from pinnate.core.layer_groups import PageNeeds
 from pinnate.core.request import Request, Sequence
 from pinnate.kvcache.integrity import IntegrityError
 from pinnate.kvcache.radix_cache import NO_MATCH, PrefixMatch
+from pinnate.kvcache.tiers.lower import NoTiers
 from pinnate.scheduler.admission import AdmissionControl
 
 Reservation = Callable[[Request, int], int]  # (request, max_model_len) -> tokens
@@ -100,6 +101,7 @@ class ContiguousCache:
 
     enable_prefix_caching = False
     pinnable_pages = evicted_pages = num_cached_pages = 0
+    tiers = NoTiers()
 
     def __init__(self, num_pages: int, page_size: int, reservation: Reservation, max_model_len: int) -> None:
         self.page_size = page_size
