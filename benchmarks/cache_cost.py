@@ -43,7 +43,7 @@ def run(requests: int, seed: int, caching: bool) -> dict[str, float]:
         begin = time.perf_counter()
         while left and running < CONCURRENCY:
             prompt = left.pop()
-            client.send(Request(str(number), prompt_token_ids=prompt, sampling=params, eos_token_ids=(2,)))
+            client.send(Request(request_id=str(number), prompt_token_ids=prompt, sampling=params, eos_token_ids=(2,)))
             number, running = number + 1, running + 1
         program.seconds = 0.0
         messages: list[Any] = client.step()
