@@ -85,10 +85,8 @@ Program::~Program() { pool_.when_idle({}); }
 // One piece of idle time. The first touch of memory can cost more than all arithmetic on the tokens that go there, above all
 // in a virtual machine, so pages are committed before they are used; fresh pages come in ascending order (PagePool).
 bool Program::commit_ahead() {
-  int64_t page_bytes = 0;
-  for (const auto& pool : kv_) page_bytes += static_cast<int64_t>(pool.page_bytes);
   const int64_t used = used_pages_.load(std::memory_order_relaxed), end = spec_.num_pages + 1;
-  const int64_t wanted = std::min<int64_t>(end, used + kCommitAhead / std::max<int64_t>(page_bytes, 1));
+  const int64_t wanted = std::min<int64_t>(end, used + kCommitAhead / std::max<int64_t>(page_bytes(), 1));
   if (commit_layer_ == 0) committed_pages_ = std::max(committed_pages_, used);
   if (kv_.empty() || committed_pages_ >= wanted) return false;
   KVPool& pool = kv_[commit_layer_];

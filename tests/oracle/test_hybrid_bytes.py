@@ -15,7 +15,6 @@ import pytest
 from pinnate._native import cpu_features
 from pinnate.core.batch import SchedulerOutput
 from pinnate.core.layer_groups import LayerGroups, LayerSize, choose_layer_groups, one_group
-from pinnate.core.messages import StepOutputs
 from pinnate.core.request import Request
 from pinnate.engine.engine_core import EngineCore
 from pinnate.engine.mailbox import Mailbox
@@ -26,6 +25,7 @@ from pinnate.kvcache.manager import KVCacheManager
 from pinnate.models.load import load_model
 from tests.fakes import make_request
 from tests.gemma import GREEDY, gemma_path
+from tests.oracle.drive import run_to_end
 from tests.oracle.test_same_bytes import RecordingScheduler, Run
 from tests.tiny_gemma import write_tiny_gemma
 
@@ -89,19 +89,12 @@ def run(
     logprobs: dict[str, list[object]] = {}
     result = Run(preempted=scheduler.preempted)
     for part in (first, batch):
-        mailbox.inbox += part
-        core.step()
-        while not core.is_idle:
-            core.step()
-        for message in mailbox.collect():
-            assert isinstance(message, StepOutputs)
-            for output in message.outputs:
-                assert output.error is None
-                name = f"{output.request_id}.{output.index}"
-                tokens.setdefault(name, []).extend(output.token_ids)
-                logprobs.setdefault(name, []).extend(output.logprobs or [])
-                if output.index == 0:
-                    result.cached[output.request_id] = output.num_cached_tokens
+        for output in run_to_end(core, mailbox, part):
+            name = f"{output.request_id}.{output.index}"
+            tokens.setdefault(name, []).extend(output.token_ids)
+            logprobs.setdefault(name, []).extend(output.logprobs or [])
+            if output.index == 0:
+                result.cached[output.request_id] = output.num_cached_tokens
     result.results = {name: (tokens[name], msgspec.msgpack.encode(logprobs[name])) for name in tokens}
     return result
 

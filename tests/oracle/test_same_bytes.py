@@ -18,7 +18,6 @@ import pytest
 
 from pinnate._native import cpu_features
 from pinnate.core.config import QUANTIZATIONS
-from pinnate.core.messages import StepOutputs
 from pinnate.core.request import Request
 from pinnate.core.request import Sequence as RunningSequence
 from pinnate.engine.engine_core import EngineCore
@@ -31,6 +30,7 @@ from pinnate.scheduler.scheduler import Scheduler
 from pinnate.weights.resolve import default_model_path
 from tests.checkpoints import TINY
 from tests.fakes import make_request
+from tests.oracle.drive import run_to_end
 
 FACTS = json.loads((Path(__file__).parent.parent / "data/smollm2_greedy.json").read_text())["greedy"]
 PAGE_SIZE = 16
@@ -116,17 +116,10 @@ def run(
     logprobs: dict[str, list[object]] = {}
     result = Run(preempted=scheduler.preempted)
     for part in (first, batch):
-        mailbox.inbox += part
-        core.step()
-        while not core.is_idle:
-            core.step()
-        for message in mailbox.collect():
-            assert isinstance(message, StepOutputs)
-            for output in message.outputs:
-                assert output.error is None
-                tokens.setdefault(output.request_id, []).extend(output.token_ids)
-                logprobs.setdefault(output.request_id, []).extend(output.logprobs or [])
-                result.cached[output.request_id] = output.num_cached_tokens
+        for output in run_to_end(core, mailbox, part):
+            tokens.setdefault(output.request_id, []).extend(output.token_ids)
+            logprobs.setdefault(output.request_id, []).extend(output.logprobs or [])
+            result.cached[output.request_id] = output.num_cached_tokens
     result.results = {name: (tokens[name], msgspec.msgpack.encode(logprobs[name])) for name in tokens}
     return result
 

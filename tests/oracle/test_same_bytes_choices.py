@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from pinnate.core.batch import SchedulerOutput
-from pinnate.core.messages import StepOutputs
 from pinnate.core.request import Request
 from pinnate.engine.engine_core import EngineCore
 from pinnate.engine.mailbox import Mailbox
@@ -21,6 +20,7 @@ from pinnate.models.load import load_model
 from pinnate.scheduler.scheduler import Scheduler
 from pinnate.weights.resolve import default_model_path
 from tests.fakes import make_request
+from tests.oracle.drive import run_to_end
 
 PAGE_SIZE = 16
 NUM_PAGES = 400
@@ -90,16 +90,9 @@ def run(
     core = EngineCore(scheduler, executor, mailbox, mailbox, check_integrity=True)
     parts: dict[tuple[str, int], list[object]] = {}
     for part in (first, batch):
-        mailbox.inbox += part
-        core.step()
-        while not core.is_idle:
-            core.step()
-        for message in mailbox.collect():
-            assert isinstance(message, StepOutputs)
-            for output in message.outputs:
-                assert output.error is None
-                key = output.request_id, output.index
-                parts.setdefault(key, []).extend([*output.token_ids, *(output.logprobs or []), output.score])
+        for output in run_to_end(core, mailbox, part):
+            key = output.request_id, output.index
+            parts.setdefault(key, []).extend([*output.token_ids, *(output.logprobs or []), output.score])
     # The score comes once, with the end; that of a draw is always None.
     return {key: msgspec.msgpack.encode([x for x in items if x is not None]) for key, items in parts.items()}, scheduler
 
