@@ -20,7 +20,7 @@ from pinnate.server.body import convert, read_json
 from pinnate.server.cache_report import show_report, text_of
 from pinnate.server.chat import render_and_tokenize
 from pinnate.server.params import check_cache_salt, check_model
-from pinnate.server.protocol import PrefixRequest, UnpinRequest
+from pinnate.server.protocol.operator import PrefixRequest, UnpinRequest
 from pinnate.server.state import ServerState
 from pinnate.server.tokenizing import tokenize
 

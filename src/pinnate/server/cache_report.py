@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from pinnate.core.messages import CacheReport, MatchEnd
-from pinnate.server.protocol import CacheReport as ShownReport
+from pinnate.server.protocol.common import CacheReport as ShownReport
 
 AROUND = 8  # tokens shown on either side
 

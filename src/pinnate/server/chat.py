@@ -23,14 +23,8 @@ from pinnate.server.params import (
     includes_usage,
     sampling_params,
 )
-from pinnate.server.protocol import (
-    UNSUPPORTED_CHAT,
-    UNSUPPORTED_MESSAGE,
-    ChatMessage,
-    ChatRequest,
-    TextPart,
-    TokenizeRequest,
-)
+from pinnate.server.protocol.chat import UNSUPPORTED_CHAT, UNSUPPORTED_MESSAGE, ChatMessage, ChatRequest, TextPart
+from pinnate.server.protocol.operator import TokenizeRequest
 from pinnate.server.state import ServerState
 from pinnate.server.tokenizing import tokenize
 

@@ -25,7 +25,7 @@ from pinnate.server.params import (
     includes_usage,
     sampling_params,
 )
-from pinnate.server.protocol import UNSUPPORTED_COMPLETION, CompletionRequest
+from pinnate.server.protocol.completions import UNSUPPORTED_COMPLETION, CompletionRequest
 from pinnate.server.state import ServerState
 from pinnate.server.tokenizing import tokenize
 

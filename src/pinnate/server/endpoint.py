@@ -24,7 +24,9 @@ from pinnate.server.body import Disconnected, read_json
 from pinnate.server.cache_report import Vocabulary
 from pinnate.server.errors import NotReadyError, describe
 from pinnate.server.generation import Job, Output, Tally, abort, attend, merge, submit
-from pinnate.server.protocol import ChatCompletion, Completion, Usage
+from pinnate.server.protocol.chat import ChatCompletion
+from pinnate.server.protocol.common import Usage
+from pinnate.server.protocol.completions import Completion
 from pinnate.server.replies import Gathered
 from pinnate.server.state import Phase, ServerState
 from pinnate.server.streaming import ChunkWriter, error_event, stream_headers

@@ -8,15 +8,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from starlette.types import Receive
 
 from pinnate.core.sampling import SamplingParams
-from pinnate.server.protocol import PromptTokensDetails, Usage
+from pinnate.server.protocol.common import PromptTokensDetails, Usage
 from pinnate.server.state import ServerState
+from pinnate.text.parsers.events import ChatParser, PlainParser
 
 if TYPE_CHECKING:
     from pinnate.engine.async_engine import AsyncEngine
@@ -37,7 +38,8 @@ class Job:
     """One checked request. Choice `k` of prompt `p` has the index `p * params.n + k`.
 
     `prompt_logprobs`: show them as a field of their own; an echo shows them with the text. `shown`: what the client
-    asked for, where `params` run more candidates than it wants choices (best_of.py).
+    asked for, where `params` run more candidates than it wants choices (best_of.py). `new_parser` makes the parser of
+    one choice of a chat.
     """
 
     id: str
@@ -53,6 +55,7 @@ class Job:
     prompt_logprobs: bool = False
     return_token_ids: bool = False
     shown: SamplingParams | None = None
+    new_parser: Callable[[], ChatParser] = PlainParser
     created: int = field(default_factory=lambda: int(time.time()))
     arrival: float = field(default_factory=time.monotonic)
 

@@ -9,14 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from pinnate.core.batch import TokenLogprobs
-from pinnate.server.protocol import (
-    ChatLogprobs,
-    ChatTokenLogprob,
-    CompletionLogprobs,
-    PromptLogprob,
-    PromptLogprobs,
-    TopLogprob,
-)
+from pinnate.server.protocol.chat import ChatLogprobs, ChatTokenLogprob, TopLogprob
+from pinnate.server.protocol.common import PromptLogprob, PromptLogprobs
+from pinnate.server.protocol.completions import CompletionLogprobs
 
 TokenBytes = Callable[[int], bytes]
 

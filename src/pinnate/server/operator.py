@@ -18,7 +18,7 @@ from pinnate.server.chat import render_and_tokenize
 from pinnate.server.errors import describe, error_response
 from pinnate.server.metrics import CONTENT_TYPE
 from pinnate.server.params import check_model
-from pinnate.server.protocol import DetokenizeRequest, ModelCard, ModelList, TokenizeRequest
+from pinnate.server.protocol.operator import DetokenizeRequest, ModelCard, ModelList, TokenizeRequest
 from pinnate.server.state import ServerState
 from pinnate.server.tokenizing import tokenize
 

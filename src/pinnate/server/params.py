@@ -12,7 +12,7 @@ from typing import Any
 from pinnate.core.errors import InvalidRequestError, NotFoundError, UnsupportedError
 from pinnate.core.sampling import SamplingParams
 from pinnate.server.body import convert
-from pinnate.server.protocol import GenerationFields, StreamOptions
+from pinnate.server.protocol.common import GenerationFields, StreamOptions
 
 MAX_PROMPTS = 1024
 

@@ -14,17 +14,10 @@ from pinnate.core.messages import CacheReport
 from pinnate.server.cache_report import Vocabulary, show_report
 from pinnate.server.generation import Job, Output
 from pinnate.server.logprobs import LogprobsWriter, chat_logprobs, prompt_logprobs
-from pinnate.server.protocol import (
-    AnswerMessage,
-    ChatChoice,
-    ChatCompletion,
-    Completion,
-    CompletionChoice,
-    CompletionLogprobs,
-    PromptLogprobs,
-    Usage,
-)
-from pinnate.server.protocol import CacheReport as ShownReport
+from pinnate.server.protocol.chat import AnswerMessage, ChatChoice, ChatCompletion
+from pinnate.server.protocol.common import CacheReport as ShownReport
+from pinnate.server.protocol.common import PromptLogprobs, Usage
+from pinnate.server.protocol.completions import Completion, CompletionChoice, CompletionLogprobs
 
 if TYPE_CHECKING:
     from msgspec import UnsetType

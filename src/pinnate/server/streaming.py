@@ -20,7 +20,9 @@ from pinnate.server.cache_report import Vocabulary, show_report
 from pinnate.server.errors import ErrorObject, error_bytes
 from pinnate.server.generation import Job, Output
 from pinnate.server.logprobs import LogprobsWriter, chat_logprobs
-from pinnate.server.protocol import ChatChunk, ChatChunkChoice, Completion, CompletionChoice, Delta, Usage
+from pinnate.server.protocol.chat import ChatChunk, ChatChunkChoice, Delta
+from pinnate.server.protocol.common import Usage
+from pinnate.server.protocol.completions import Completion, CompletionChoice
 from pinnate.server.replies import logprobs_writer
 
 DONE = b"data: [DONE]\n\n"

@@ -1,0 +1,142 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from pinnate.server.body import Neutral
+from pinnate.server.protocol.common import (
+    UNSUPPORTED_EVERYWHERE,
+    CacheReport,
+    GenerationFields,
+    PromptLogprobs,
+    Usage,
+    falsy,
+    is_one_of,
+    never,
+)
+
+
+class ChatRequest(GenerationFields, kw_only=True):
+    """POST /v1/chat/completions. The messages are checked one by one in `chat.py`."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] = {}
+    parallel_tool_calls: bool | None = None  # no effect without tools, which are refused
+
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+    name: str | None = None
+
+
+class TextPart(msgspec.Struct, kw_only=True):
+    type: str
+    text: str
+
+
+UNSUPPORTED_CHAT: Mapping[str, Neutral] = {
+    **UNSUPPORTED_EVERYWHERE,
+    "echo": is_one_of(False),
+    "best_of": is_one_of(1),
+    "modalities": is_one_of(["text"]),
+    "audio": never,
+    "prediction": never,
+    "reasoning_effort": is_one_of("none"),
+    "verbosity": is_one_of("medium"),
+    "web_search_options": never,
+    "moderation": never,
+    "chat_template": never,
+    "documents": is_one_of([]),
+    "mm_processor_kwargs": falsy,
+    "include_reasoning": is_one_of(False, True),
+}
+UNSUPPORTED_MESSAGE: Mapping[str, Neutral] = {
+    "tool_calls": is_one_of([]),
+    "function_call": never,
+    "tool_call_id": never,
+    "audio": never,
+    "refusal": is_one_of(""),
+    "reasoning": is_one_of(""),
+    "reasoning_content": is_one_of(""),
+}
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatTokenLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    content: list[ChatTokenLogprob]
+    refusal: None = None
+
+
+class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
+    role: str = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct, kw_only=True):
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletion(msgspec.Struct, kw_only=True):
+    id: str
+    object: str = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    cache_report: list[CacheReport] | UnsetType = UNSET
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(msgspec.Struct, kw_only=True):
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChunk(msgspec.Struct, kw_only=True):
+    id: str
+    object: str = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    cache_report: list[CacheReport] | UnsetType = UNSET

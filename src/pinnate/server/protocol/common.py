@@ -1,0 +1,136 @@
+"""What the generation routes have in common: fields of a body, usage, log-probabilities of a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from pinnate.server.body import Neutral
+
+
+class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
+    include_usage: bool = False
+    include_obfuscation: bool = False  # accepted, no effect: chunks are never padded
+
+
+class GenerationFields(msgspec.Struct, kw_only=True):
+    """What chat and completions have in common. `None` is: not given."""
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: dict[str, Any] | None = None
+    n: int = 1
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[str, float] = {}
+    seed: int | None = None
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+    stop: str | list[str] = []
+    stop_token_ids: list[int] = []
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    prompt_logprobs: int | None = None
+    cache_salt: str | None = None
+    cache_report: bool = False
+    priority: int = 0
+    add_special_tokens: bool | None = None
+    return_token_ids: bool = False
+    # Accepted and without effect: what clients say about themselves, not about the answer.
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+
+
+def never(_: Any) -> bool:
+    return False
+
+
+def falsy(value: Any) -> bool:
+    return not value
+
+
+def is_one_of(*values: Any) -> Neutral:
+    return lambda value: any(value == other and type(value) is type(other) for other in values)
+
+
+# What is known and not offered, with the values that ask for nothing.
+UNSUPPORTED_EVERYWHERE: Mapping[str, Neutral] = {
+    "response_format": is_one_of({"type": "text"}),
+    "structured_outputs": never,
+    "guided_json": never,
+    "guided_regex": never,
+    "guided_choice": never,
+    "guided_grammar": never,
+    "guided_decoding_backend": never,
+    "guided_whitespace_pattern": never,
+    "json_schema": never,
+    "regex": never,
+    "ebnf": never,
+    "tools": is_one_of([]),
+    "tool_choice": is_one_of("none", "auto"),
+    "functions": is_one_of([]),
+    "function_call": is_one_of("none", "auto"),
+    "store": is_one_of(False),
+    "lora_request": never,
+    "lora_path": never,
+    "truncate_prompt_tokens": never,
+    "allowed_token_ids": never,
+    "bad_words": is_one_of([]),
+    "logits_processors": is_one_of([]),
+    "spaces_between_special_tokens": is_one_of(True),
+    "return_tokens_as_token_ids": is_one_of(False),
+    "kv_transfer_params": never,
+    "vllm_xargs": falsy,
+    "request_id": never,
+}
+
+
+class CacheReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What the prefix cache did for one prompt. `before` and `after` are the text around the first token that was not
+    found. `num_lost_tokens`: see `core.messages.CacheReport`."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    reason: str
+    num_lost_tokens: int
+    num_tier_tokens: int
+    before: str
+    after: str
+    explanation: str
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Token counts of a whole request: each prompt once, all of its choices."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class PromptLogprob(msgspec.Struct, frozen=True):
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
