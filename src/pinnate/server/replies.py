@@ -12,9 +12,10 @@ from msgspec import UNSET
 from pinnate.core.batch import TokenLogprobs
 from pinnate.core.messages import CacheReport
 from pinnate.server.cache_report import Vocabulary, show_report
+from pinnate.server.chat_events import TOOL_CALLS, MessageParts, read_message
 from pinnate.server.generation import Job, Output
 from pinnate.server.logprobs import LogprobsWriter, chat_logprobs, prompt_logprobs
-from pinnate.server.protocol.chat import AnswerMessage, ChatChoice, ChatCompletion
+from pinnate.server.protocol.chat import AnswerMessage, ChatChoice, ChatCompletion, FunctionCall, ToolCall
 from pinnate.server.protocol.common import CacheReport as ShownReport
 from pinnate.server.protocol.common import PromptLogprobs, Usage
 from pinnate.server.protocol.completions import Completion, CompletionChoice, CompletionLogprobs
@@ -117,16 +118,17 @@ def shown_prompt_logprobs(
 
 
 def chat_completion(job: Job, gathered: Gathered, usage: Usage, vocabulary: Vocabulary) -> ChatCompletion:
+    messages = [read_message(job.new_parser, choice.text) for choice in gathered.choices]
     choices = [
         ChatChoice(
             index=index,
-            message=AnswerMessage(content=choice.text),
+            message=_answer(message),
             logprobs=None if job.params.logprobs is None else chat_logprobs(choice.logprobs, vocabulary.token_bytes),
-            finish_reason=choice.finish_reason,
+            finish_reason=TOOL_CALLS if message.calls and choice.finish_reason == "stop" else choice.finish_reason,
             stop_reason=choice.stop_reason,
             token_ids=choice.token_ids if job.return_token_ids else UNSET,
         )
-        for index, choice in enumerate(gathered.choices)
+        for index, (choice, message) in enumerate(zip(gathered.choices, messages, strict=True))
     ]
     return ChatCompletion(
         id=job.id,
@@ -137,6 +139,19 @@ def chat_completion(job: Job, gathered: Gathered, usage: Usage, vocabulary: Voca
         prompt_logprobs=shown_prompt_logprobs(job, gathered.prompt_scores.get(0, []), vocabulary),
         prompt_token_ids=job.prompts[0].token_ids if job.return_token_ids else UNSET,
         cache_report=_cache_reports(job, gathered, vocabulary),
+    )
+
+
+def _answer(message: MessageParts) -> AnswerMessage:
+    calls = [
+        ToolCall(id=call.id, function=FunctionCall(name=call.name, arguments=call.arguments)) for call in message.calls
+    ]
+    reasoning = UNSET if message.reasoning is None else message.reasoning
+    return AnswerMessage(
+        content=None if calls and not message.content else message.content,
+        reasoning=reasoning,
+        reasoning_content=reasoning,
+        tool_calls=calls or UNSET,
     )
 
 

@@ -9,7 +9,7 @@ after it.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from msgspec import UNSET
@@ -17,13 +17,18 @@ from msgspec import UNSET
 from pinnate.core.batch import TokenLogprobs
 from pinnate.core.messages import CacheReport
 from pinnate.server.cache_report import Vocabulary, show_report
+from pinnate.server.chat_events import ChoiceEvents
 from pinnate.server.errors import ErrorObject, error_bytes
 from pinnate.server.generation import Job, Output
 from pinnate.server.logprobs import LogprobsWriter, chat_logprobs
-from pinnate.server.protocol.chat import ChatChunk, ChatChunkChoice, Delta
+from pinnate.server.protocol.chat import ChatChunk, ChatChunkChoice, Delta, FunctionCall, ToolCallChunk
 from pinnate.server.protocol.common import Usage
 from pinnate.server.protocol.completions import Completion, CompletionChoice
 from pinnate.server.replies import logprobs_writer
+from pinnate.text.parsers.events import ChatEvent, ContentDelta, ReasoningDelta, ToolCallDelta, ToolCallStart
+
+if TYPE_CHECKING:
+    from pinnate.engine.output_processor import OutputDelta
 
 DONE = b"data: [DONE]\n\n"
 _HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
@@ -94,7 +99,7 @@ class ChatChunkWriter:
             usage=None if job.include_usage else UNSET,  # null on all chunks but the last, as OpenAI sends it
         )
         self._frame = _Frame(job, self._chunk)
-        self._started: set[int] = set()
+        self._choices: dict[int, ChoiceEvents] = {}
 
     def write(self, outputs: list[Output]) -> bytes:
         parts: list[bytes] = []
@@ -102,15 +107,18 @@ class ChatChunkWriter:
             if delta.cache_report is not None:
                 parts.append(report_event(self._chunk, self._job, number, delta.cache_report, self._vocabulary))
             index = self._frame.index(number, delta.index)
-            if index not in self._started:
-                self._started.add(index)
+            if index not in self._choices:
+                self._choices[index] = ChoiceEvents(self._job.new_parser())
                 parts.append(self._first(index))
-            shown = delta.logprobs is not None and bool(delta.logprobs)
-            if delta.text or shown or (self._job.return_token_ids and delta.token_ids):
-                parts.append(self._frame.wrap(self._content(index, delta.text, delta.logprobs, delta.token_ids)))
+            choice = self._choices[index]
+            events = choice.push(delta.text, is_last=delta.finish_reason is not None)
+            parts += map(self._frame.wrap, self._chunks(index, events, delta))
             if delta.finish_reason is not None:
                 last = ChatChunkChoice(
-                    index=index, delta=Delta(), finish_reason=str(delta.finish_reason), stop_reason=delta.stop_reason
+                    index=index,
+                    delta=Delta(),
+                    finish_reason=choice.finish_reason(str(delta.finish_reason)),
+                    stop_reason=delta.stop_reason,
                 )
                 parts.append(self._frame.wrap(last))
         return b"".join(parts)
@@ -127,15 +135,33 @@ class ChatChunkWriter:
         prompt_ids = self._job.prompts[0].token_ids
         return event(_encode(msgspec.structs.replace(self._chunk, choices=[choice], prompt_token_ids=prompt_ids)))
 
-    def _content(
-        self, index: int, text: str, logprobs: list[TokenLogprobs] | None, token_ids: list[int]
-    ) -> ChatChunkChoice:
-        return ChatChunkChoice(
-            index=index,
-            delta=Delta(content=text),
-            logprobs=chat_logprobs(logprobs, self._vocabulary.token_bytes) if logprobs else None,
-            token_ids=token_ids if self._job.return_token_ids else UNSET,
-        )
+    def _chunks(self, index: int, events: list[ChatEvent], delta: OutputDelta) -> list[ChatChunkChoice]:
+        """One chunk for each event. Log-probabilities and ids come with the first, or alone while the text they are of
+        is held back."""
+        chunks = [ChatChunkChoice(index=index, delta=show_event(event)) for event in events]
+        token_ids = delta.token_ids if self._job.return_token_ids else []
+        if delta.logprobs or token_ids:
+            chunks = chunks or [ChatChunkChoice(index=index, delta=Delta(content=""))]
+            if delta.logprobs:
+                chunks[0].logprobs = chat_logprobs(delta.logprobs, self._vocabulary.token_bytes)
+            if token_ids:
+                chunks[0].token_ids = token_ids
+        return chunks
+
+
+def show_event(event: ChatEvent) -> Delta:
+    match event:
+        case ContentDelta():
+            return Delta(content=event.text)
+        case ReasoningDelta():
+            return Delta(reasoning=event.text, reasoning_content=event.text)
+        case ToolCallStart():
+            function = FunctionCall(name=event.name)
+            return Delta(tool_calls=[ToolCallChunk(index=event.index, id=event.id, type="function", function=function)])
+        case ToolCallDelta():
+            return Delta(
+                tool_calls=[ToolCallChunk(index=event.index, function=FunctionCall(arguments=event.arguments))]
+            )
 
 
 class CompletionChunkWriter:

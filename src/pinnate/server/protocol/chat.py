@@ -90,10 +90,38 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
     refusal: None = None
 
 
+class FunctionCall(msgspec.Struct, frozen=True, kw_only=True):
+    """`arguments` is JSON text as the model wrote it. In a chunk: what is new of it, and the name once."""
+
+    name: str | UnsetType = UNSET
+    arguments: str = ""
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    type: str = "function"
+    function: FunctionCall
+
+
+class ToolCallChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """A call's first piece has id, type and name; the others have arguments alone."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: FunctionCall
+
+
 class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """`content` is null where there are calls and no text. `reasoning` and `reasoning_content` are two names of one
+    text; clients know one or the other."""
+
     role: str = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
@@ -120,6 +148,9 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallChunk] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, kw_only=True):
