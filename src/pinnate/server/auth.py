@@ -30,7 +30,7 @@ class KeyCheck:
             return
         error = HTTPStatusError(401, "a valid key is needed: Authorization: Bearer KEY", code="invalid_api_key")
         status, described = describe(error)
-        response = error_response(status, described, {"WWW-Authenticate": "Bearer"})
+        response = error_response(status, described, {"WWW-Authenticate": "Bearer"}, path=scope["path"])
         await response(scope, receive, send)
 
     def _is_open(self, scope: Scope) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +22,9 @@ from pinnate.core.errors import PinnateError
 from pinnate.server.best_of import choose
 from pinnate.server.body import Disconnected, read_json
 from pinnate.server.cache_report import Vocabulary
-from pinnate.server.errors import NotReadyError, describe
+from pinnate.server.errors import ErrorObject, NotReadyError, describe
 from pinnate.server.generation import Job, Output, Tally, abort, attend, merge, submit
-from pinnate.server.protocol.chat import ChatCompletion
 from pinnate.server.protocol.common import Usage
-from pinnate.server.protocol.completions import Completion
 from pinnate.server.replies import Gathered
 from pinnate.server.state import Phase, ServerState
 from pinnate.server.streaming import ChunkWriter, error_event, stream_headers
@@ -39,11 +37,12 @@ _logger = logging.getLogger("pinnate.server")
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What differs between chat and completions."""
+    """What differs between the APIs. `fail` makes the last bytes of a stream that an error ends."""
 
     prepare: Callable[[ServerState, AsyncEngine, dict[str, Any]], Awaitable[Job]]
     writer: Callable[[Job, Vocabulary], ChunkWriter]
-    reply: Callable[[Job, Gathered, Usage, Vocabulary], Completion | ChatCompletion]
+    reply: Callable[[Job, Gathered, Usage, Vocabulary], msgspec.Struct]
+    fail: Callable[[ErrorObject], bytes] = error_event
 
 
 class GenerationEndpoint:
@@ -55,16 +54,15 @@ class GenerationEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = self._state
-        try:
+        with refusals_counted(state):
             state.ready_engine()  # before a body is read that nobody will serve
             fields = await read_json(Request(scope, receive), state.settings.max_body_bytes)
-            engine = state.ready_engine()
-            await attend(state, receive, self._answer(engine, fields, send))
-        except Disconnected:
-            return
-        except Exception as error:
-            state.metrics.rejected[describe(error)[1].code or ""] += 1
-            raise
+            await self.serve(fields, receive, send)
+
+    async def serve(self, fields: dict[str, Any], receive: Receive, send: Send) -> None:
+        """Answers a request whose body has been read."""
+        engine = self._state.ready_engine()
+        await attend(self._state, receive, self._answer(engine, fields, send))
 
     async def _answer(self, engine: AsyncEngine, fields: dict[str, Any], send: Send) -> None:
         try:
@@ -137,11 +135,23 @@ class GenerationEndpoint:
         elif not isinstance(error, PinnateError):
             _logger.exception("stream %s failed", job.id, exc_info=error)
         assert isinstance(error, Exception)
-        return error_event(describe(error)[1])
+        return self._route.fail(describe(error)[1])
 
     def _raise_if_stopping(self) -> None:
         if self._state.stopping:
             raise _shutting_down() from None
+
+
+@contextlib.contextmanager
+def refusals_counted(state: ServerState) -> Iterator[None]:
+    """Counts what a request is refused for. A client that left before the end of its body is nobody to answer."""
+    try:
+        yield
+    except Disconnected:
+        return
+    except Exception as error:
+        state.metrics.rejected[describe(error)[1].code or ""] += 1
+        raise
 
 
 def _shutting_down() -> NotReadyError:

@@ -1,6 +1,7 @@
-"""The one place where errors become HTTP: statuses, OpenAI's error object, and its two carriers (answer, SSE event).
+"""The one place where errors become HTTP: statuses, the error object, and its two carriers (answer, SSE event).
 
-Knows: the exception tree, statuses, the shape `{"error": {message, type, param, code}}`. Must not know: routes.
+Knows: the exception tree, statuses, the two shapes: OpenAI's `{"error": {message, type, param, code}}`, and on the
+paths of Anthropic's API `{"type": "error", "error": {type, message}, "request_id"}`. Must not know: routes.
 
 | error | status | code |
 |---|---|---|
@@ -11,12 +12,16 @@ Knows: the exception tree, statuses, the shape `{"error": {message, type, param,
 | QueueFullError | 503 with Retry-After | `queue_full` |
 | NotReadyError, EngineDeadError | 503 with Retry-After | `starting`, `shutting_down`, `engine_dead` |
 | EngineError, anything else | 500 | `engine_error`, `internal_error` |
+
+Anthropic's clients know "overloaded" as status 529, so a full queue is that on their paths.
 """
 
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -34,6 +39,8 @@ from pinnate.core.errors import (
 )
 
 RETRY_AFTER_SECONDS = 1
+ANTHROPIC_PATH = "/v1/messages"
+OVERLOADED = 529
 
 _logger = logging.getLogger("pinnate.server")
 
@@ -49,6 +56,16 @@ class ErrorObject(msgspec.Struct, frozen=True):
 
 class ErrorBody(msgspec.Struct, frozen=True):
     error: ErrorObject
+
+
+class AnthropicError(msgspec.Struct, frozen=True):
+    type: str
+    message: str
+
+
+class AnthropicErrorBody(msgspec.Struct, frozen=True, tag="error"):
+    error: AnthropicError
+    request_id: str | None
 
 
 class HTTPStatusError(RequestError):
@@ -91,11 +108,46 @@ def error_bytes(error: ErrorObject) -> bytes:
     return msgspec.json.encode(ErrorBody(error))
 
 
-def error_response(status: int, error: ErrorObject, headers: Mapping[str, str] | None = None) -> Response:
+def error_response(
+    status: int, error: ErrorObject, headers: Mapping[str, str] | None = None, *, path: str = ""
+) -> Response:
+    """The answer to a request for `path`, in the form that clients of that path read."""
     merged = dict(headers or {})
     if status == 503:
         merged.setdefault("Retry-After", str(RETRY_AFTER_SECONDS))
-    return Response(error_bytes(error), status, merged, media_type="application/json")
+    if not speaks_anthropic(path):
+        return Response(error_bytes(error), status, merged, media_type="application/json")
+    request_id = merged.setdefault("request-id", f"req_{uuid.uuid4().hex}")
+    if error.code == QueueFullError.code:
+        status = OVERLOADED
+    body = anthropic_error_bytes(error, status, request_id)
+    return Response(body, status, merged, media_type="application/json")
+
+
+def speaks_anthropic(path: str) -> bool:
+    return path == ANTHROPIC_PATH or path.startswith(ANTHROPIC_PATH + "/")
+
+
+def anthropic_error_bytes(error: ErrorObject, status: int | None = None, request_id: str | None = None) -> bytes:
+    """`status` None: an error in a stream, whose kind is told by the error's own."""
+    if status is None:
+        refused = error.type == "invalid_request_error"
+        status = 400 if refused else OVERLOADED if error.code == QueueFullError.code else 500
+    kind = _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    return msgspec.json.encode(AnthropicErrorBody(AnthropicError(kind, error.message), request_id))
+
+
+_ANTHROPIC_TYPES: Mapping[int, str] = MappingProxyType(
+    {
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        413: "request_too_large",
+        429: "rate_limit_error",
+        504: "timeout_error",
+        OVERLOADED: "overloaded_error",
+    }
+)
 
 
 async def on_pinnate_error(request: Request, error: Exception) -> Response:
@@ -103,7 +155,8 @@ async def on_pinnate_error(request: Request, error: Exception) -> Response:
     status, described = describe(error)
     if status >= 500 and status != 503:
         _logger.error("%s %s: %s", request.method, request.url.path, error)
-    return error_response(status, described, error.headers if isinstance(error, HTTPStatusError) else None)
+    headers = error.headers if isinstance(error, HTTPStatusError) else None
+    return error_response(status, described, headers, path=request.url.path)
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
@@ -116,14 +169,14 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     }
     message, code = known.get(error.status_code, (error.detail, "invalid_request"))
     described = ErrorObject(message, "invalid_request_error", None, code)
-    return error_response(error.status_code, described, error.headers)
+    return error_response(error.status_code, described, error.headers, path=path)
 
 
 async def on_unexpected(request: Request, error: Exception) -> Response:
     """A fault of ours. The server logs it with its traceback (Starlette raises it again to uvicorn's logger)."""
     status, described = describe(error)
     _logger.error("%s %s failed: %s: %s", request.method, request.url.path, type(error).__name__, error)
-    return error_response(status, described)
+    return error_response(status, described, path=request.url.path)
 
 
 def handlers() -> dict[Any, Any]:

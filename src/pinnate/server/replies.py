@@ -5,6 +5,7 @@ Knows: the two answers' shapes. Must not know: HTTP, the engine. `Vocabulary` is
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from msgspec import UNSET
@@ -28,7 +29,8 @@ class Choice:
     """One choice while it grows."""
 
     def __init__(self) -> None:
-        self.texts: list[str] = []
+        self.texts: list[str] = []  # of each delta
+        self.counts: list[int] = []  # tokens of each delta
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
         self.finish_reason: str | None = None
@@ -37,6 +39,13 @@ class Choice:
     @property
     def text(self) -> str:
         return "".join(self.texts)
+
+    def deltas(self) -> Iterator[tuple[str, int, list[TokenLogprobs]]]:
+        """What came, as it came: text, number of tokens, their log-probabilities where asked for."""
+        start = 0
+        for text, count in zip(self.texts, self.counts, strict=True):
+            yield text, count, self.logprobs[start : start + count]
+            start += count
 
 
 class Gathered:
@@ -52,6 +61,7 @@ class Gathered:
         for number, delta in outputs:
             choice = self.choices[number * self._n + delta.index]
             choice.texts.append(delta.text)
+            choice.counts.append(len(delta.token_ids))
             choice.token_ids += delta.token_ids
             choice.logprobs += delta.logprobs or ()
             if delta.finish_reason is not None:

@@ -41,6 +41,11 @@ def event(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"
 
 
+def named_event(name: str, data: bytes) -> bytes:
+    """A server-sent event with a name, as the Responses API and Anthropic's have them."""
+    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
+
+
 def error_event(error: ErrorObject) -> bytes:
     return event(error_bytes(error))
 
