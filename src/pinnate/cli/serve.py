@@ -20,7 +20,7 @@ from pinnate.core.config import read_environment
 from pinnate.server.settings import ServerSettings
 
 _LOG_LEVELS = ("debug", "info", "warning", "error")
-_SETTINGS = ("host", "port", "api_key", "chat_template", "shutdown_timeout", "access_log", "log_level")
+_SETTINGS = ("host", "port", "api_key", "chat_template", "shutdown_timeout", "access_log", "log_level", "strict")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         group, "--shutdown-timeout", type=float, metavar="SECONDS",
         help="how long running requests may go on after SIGTERM",
     )  # fmt: skip
+    add_flag(group, "--strict", action="store_const", const=True, help=argparse.SUPPRESS)  # docs/http-api.md
     add_flag(group, "--access-log", action="store_const", const=True, help="log every HTTP request")
     add_flag(group, "--log-level", choices=_LOG_LEVELS, help="default: info, or PINNATE_LOG_LEVEL")
     add_engine_arguments(parser)

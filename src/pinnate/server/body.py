@@ -2,7 +2,12 @@
 
 Knows: HTTP bodies, msgspec. Must not know: what the fields mean. Rules: the body is a JSON object in UTF-8; NaN and
 Infinity are not JSON; numbers out of a double's range are refused; a key given twice counts with its last value; a
-field that is null counts as absent; an unknown field is refused by name.
+field that is null counts as absent. No field is ignored in silence:
+
+- what is known and not offered is refused by name, for leaving it out would change what the answer is about or what it
+  must obey (an adapter, an image, a suffix, ...);
+- what is not known at all is refused by name too where the server is strict, else left out with a warning in the answer
+  and in the log (`FieldNotes`).
 """
 
 from __future__ import annotations
@@ -25,9 +30,41 @@ _PATH = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<path>[^`]*)`)?
 
 Neutral = Callable[[Any], bool]
 
+MAX_WARNINGS = 16  # of one request
+
 
 class Disconnected(Exception):
     """The client left. Nobody is there to be answered."""
+
+
+class FieldWarning(msgspec.Struct, frozen=True):
+    """A field that had no effect. `param` is its path."""
+
+    param: str
+    message: str
+
+
+class FieldNotes:
+    """What becomes of the unknown fields of one request: `strict` refuses the first; else each becomes a warning."""
+
+    def __init__(self, *, strict: bool = True) -> None:
+        self.strict = strict
+        self.warnings: list[FieldWarning] = []
+
+    def unknown(self, path: str) -> None:
+        """
+        Raises:
+            InvalidRequestError: strict, or the request has more than MAX_WARNINGS of them.
+        """
+        if self.strict:
+            raise InvalidRequestError(f"unknown field: {path}", param=path)
+        if len(self.warnings) == MAX_WARNINGS:
+            raise InvalidRequestError(f"more than {MAX_WARNINGS} unknown fields, the last one: {path}", param=path)
+        self.warnings.append(FieldWarning(path, f"unknown field: {path}; it has no effect"))
+
+    def members(self) -> dict[str, list[FieldWarning]]:
+        """What an answer that is an object gets: `warnings`, or nothing."""
+        return {"warnings": self.warnings} if self.warnings else {}
 
 
 async def read_json(request: Request, limit: int) -> dict[str, Any]:
@@ -91,12 +128,18 @@ def decode_object(body: bytes) -> dict[str, Any]:
 
 
 def convert(
-    fields: dict[str, Any], to: type[T], *, at: str = "", unsupported: Mapping[str, Neutral] | None = None
+    fields: dict[str, Any],
+    to: type[T],
+    *,
+    at: str = "",
+    unsupported: Mapping[str, Neutral] | None = None,
+    notes: FieldNotes | None = None,
 ) -> T:
     """`fields` as the struct `to`: every name known, every type right, no coercion.
 
     `unsupported` names what this server knows of and does not offer, with a predicate for the values that ask for
-    nothing (`suffix: ""`); those are dropped. `at` is the path of `fields` in the body, for the message.
+    nothing (`suffix: ""`); those are dropped. `at` is the path of `fields` in the body, for the message. `notes` takes
+    the unknown fields; without it they are refused.
 
     Raises:
         UnsupportedError, InvalidRequestError: `param` is the field's path.
@@ -108,7 +151,7 @@ def convert(
         if name in known:
             kept[name] = value
         elif unsupported is None or name not in unsupported:
-            raise InvalidRequestError(f"unknown field: {prefix}{_shorten(name)}", param=f"{prefix}{_shorten(name)}")
+            (notes or FieldNotes()).unknown(prefix + _shorten(name))
         elif not unsupported[name](value):
             raise UnsupportedError(f"{prefix}{name} is not supported by this server", param=f"{prefix}{name}")
     try:

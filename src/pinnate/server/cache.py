@@ -16,7 +16,7 @@ from starlette.responses import Response
 from pinnate.core.errors import InvalidRequestError, QueueFullError
 from pinnate.core.messages import CacheReport
 from pinnate.core.sampling import SamplingParams
-from pinnate.server.body import convert, read_json
+from pinnate.server.body import FieldNotes, convert, read_json
 from pinnate.server.cache_report import show_report, text_of
 from pinnate.server.chat import render_and_tokenize
 from pinnate.server.params import check_cache_salt, check_model
@@ -37,21 +37,21 @@ class CacheRoutes:
     async def pin(self, request: Request) -> Response:
         """Computes what of the prefix is not cached, then keeps its whole pages cached until it is unpinned or the
         engine ends."""
-        engine = self._state.ready_engine()
-        asked = convert(await read_json(request, self._state.settings.max_body_bytes), PrefixRequest)
+        engine, notes = self._state.ready_engine(), self._state.field_notes()
+        asked = convert(await read_json(request, self._state.settings.max_body_bytes), PrefixRequest, notes=notes)
         salt = check_cache_salt(asked.cache_salt)
-        tokens = await self._tokens(engine, asked)
+        tokens = await self._tokens(engine, asked, notes)
         for _ in range(TRIES):
             result = await engine.command("pin", token_ids=tokens, cache_salt=salt)
             if result["pinned"]:
-                return _json(result)
+                return _json(result | notes.members())
             await _compute(engine, tokens, salt)
         raise QueueFullError("the prefix was evicted before it could be pinned; try again when there is less load")
 
     async def unpin(self, request: Request) -> Response:
-        engine = self._state.ready_engine()
-        asked = convert(await read_json(request, self._state.settings.max_body_bytes), UnpinRequest)
-        return _json(await engine.command("unpin", pin_id=asked.pin_id))
+        engine, notes = self._state.ready_engine(), self._state.field_notes()
+        asked = convert(await read_json(request, self._state.settings.max_body_bytes), UnpinRequest, notes=notes)
+        return _json(await engine.command("unpin", pin_id=asked.pin_id) | notes.members())
 
     async def resync(self, request: Request) -> Response:  # noqa: ARG002
         return _json(await self._state.ready_engine().command("resync_kv_events"))
@@ -66,16 +66,17 @@ class CacheRoutes:
 
     async def explain(self, request: Request) -> Response:
         """The report that a request with this prompt would get now; nothing is computed."""
-        engine = self._state.ready_engine()
-        asked = convert(await read_json(request, self._state.settings.max_body_bytes), PrefixRequest)
+        engine, notes = self._state.ready_engine(), self._state.field_notes()
+        asked = convert(await read_json(request, self._state.settings.max_body_bytes), PrefixRequest, notes=notes)
         salt = check_cache_salt(asked.cache_salt)
-        tokens = await self._tokens(engine, asked)
+        tokens = await self._tokens(engine, asked, notes)
         if not tokens:
             raise InvalidRequestError("the prompt is empty", param="prompt")
         reply = await engine.command("explain_match", token_ids=tokens, cache_salt=salt)
-        return _json(show_report(msgspec.convert(reply["report"], CacheReport), tokens, engine.tokenizer))
+        report = show_report(msgspec.convert(reply["report"], CacheReport), tokens, engine.tokenizer)
+        return _json(msgspec.to_builtins(report) | notes.members())
 
-    async def _tokens(self, engine: AsyncEngine, asked: PrefixRequest) -> list[int]:
+    async def _tokens(self, engine: AsyncEngine, asked: PrefixRequest, notes: FieldNotes) -> list[int]:
         """
         Raises:
             InvalidRequestError: no prefix, two of them, or an id outside the vocabulary.
@@ -87,7 +88,7 @@ class CacheRoutes:
         if asked.messages is not None:
             if asked.add_generation_prompt is None:
                 asked.add_generation_prompt = False  # other messages follow
-            return await render_and_tokenize(state, engine, asked.messages, asked)
+            return await render_and_tokenize(state, engine, asked.messages, asked, notes)
         assert asked.prompt is not None
         if isinstance(asked.prompt, str):
             special = asked.add_special_tokens is not False

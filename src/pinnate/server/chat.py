@@ -12,7 +12,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from pinnate.core.errors import InvalidRequestError, UnsupportedError
-from pinnate.server.body import convert
+from pinnate.server.body import FieldNotes, convert
 from pinnate.server.generation import Job, Prompt
 from pinnate.server.params import (
     check_cache_report,
@@ -44,7 +44,8 @@ async def prepare(state: ServerState, engine: AsyncEngine, fields: dict[str, Any
     Raises:
         RequestError: whatever is wrong with the request, naming the field.
     """
-    request = convert(fields, ChatRequest, unsupported=UNSUPPORTED_CHAT)
+    notes = state.field_notes()
+    request = convert(fields, ChatRequest, unsupported=UNSUPPORTED_CHAT, notes=notes)
     model = check_model(request.model, state.model_names)
     max_tokens = _max_tokens(request)
     params = sampling_params(
@@ -52,10 +53,10 @@ async def prepare(state: ServerState, engine: AsyncEngine, fields: dict[str, Any
     )
     if request.stream and request.prompt_logprobs is not None:
         raise InvalidRequestError("prompt_logprobs is not available with stream: true", param="prompt_logprobs")
-    include_usage = includes_usage(request)
+    include_usage = includes_usage(request, notes)
     check_cache_report(request.cache_report, engine.info)
     salt, priority = check_cache_salt(request.cache_salt), check_priority(request.priority)
-    token_ids = await render_and_tokenize(state, engine, request.messages, request)
+    token_ids = await render_and_tokenize(state, engine, request.messages, request, notes)
     return Job(
         id=f"chatcmpl-{uuid.uuid4().hex}",
         model=model,
@@ -68,6 +69,7 @@ async def prepare(state: ServerState, engine: AsyncEngine, fields: dict[str, Any
         priority=priority,
         prompt_logprobs=request.prompt_logprobs is not None,
         return_token_ids=request.return_token_ids,
+        warnings=tuple(notes.warnings),
     )
 
 
@@ -76,13 +78,14 @@ async def render_and_tokenize(
     engine: AsyncEngine,
     messages: list[dict[str, Any]],
     flags: ChatRequest | TokenizeRequest,
+    notes: FieldNotes,
 ) -> list[int]:
     """The conversation as token ids. The template writes its own BOS, so none is added unless asked for.
 
     Raises:
         InvalidRequestError: a bad message, no template, flags that contradict, or the template's own refusal.
     """
-    checked = check_messages(messages)
+    checked = check_messages(messages, notes)
     template = state.chat_template or engine.chat_template
     if template is None:
         raise InvalidRequestError(
@@ -113,7 +116,7 @@ async def render_and_tokenize(
     return await tokenize(state, engine, text, add_special_tokens=bool(flags.add_special_tokens), param="messages")
 
 
-def check_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def check_messages(messages: list[dict[str, Any]], notes: FieldNotes) -> list[dict[str, Any]]:
     """Messages as the template takes them: role, content as one text, and the name if there is one.
 
     Raises:
@@ -121,26 +124,28 @@ def check_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """
     if not messages:
         raise InvalidRequestError("messages must not be empty", param="messages")
-    return [_check_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
+    return [_check_message(message, f"messages[{number}]", notes) for number, message in enumerate(messages)]
 
 
-def _check_message(fields: dict[str, Any], at: str) -> dict[str, Any]:
+def _check_message(fields: dict[str, Any], at: str, notes: FieldNotes) -> dict[str, Any]:
     given = {name: value for name, value in fields.items() if value is not None}
-    message = convert(given, ChatMessage, at=at, unsupported=UNSUPPORTED_MESSAGE)
+    message = convert(given, ChatMessage, at=at, unsupported=UNSUPPORTED_MESSAGE, notes=notes)
     if message.role in ("tool", "function"):
         raise UnsupportedError(f"{at}.role: {message.role} messages are not supported", param=f"{at}.role")
     if message.role not in ROLES:
         raise InvalidRequestError(f"{at}.role must be one of {', '.join(ROLES)}", param=f"{at}.role")
     if message.content is None:
         raise InvalidRequestError(f"{at}.content is required", param=f"{at}.content")
-    content = message.content if isinstance(message.content, str) else _join_parts(message.content, f"{at}.content")
+    content = message.content
+    if not isinstance(content, str):
+        content = _join_parts(content, f"{at}.content", notes)
     checked = {"role": "system" if message.role == "developer" else message.role, "content": content}
     if message.name is not None:
         checked["name"] = message.name
     return checked
 
 
-def _join_parts(parts: list[dict[str, Any]], at: str) -> str:
+def _join_parts(parts: list[dict[str, Any]], at: str, notes: FieldNotes) -> str:
     if not parts:
         raise InvalidRequestError(f"{at} must not be an empty list", param=at)
     texts = []
@@ -150,7 +155,7 @@ def _join_parts(parts: list[dict[str, Any]], at: str) -> str:
         if kind != "text":
             shown = kind[:64] if isinstance(kind, str) else "none"
             raise UnsupportedError(f"{here}: parts of type {shown} are not supported, only text", param=f"{here}.type")
-        texts.append(convert(part, TextPart, at=here).text)
+        texts.append(convert(part, TextPart, at=here, notes=notes).text)
     return PART_SEPARATOR.join(texts)
 
 

@@ -40,7 +40,8 @@ async def prepare(state: ServerState, engine: AsyncEngine, fields: dict[str, Any
     Raises:
         RequestError: whatever is wrong with the request, naming the field.
     """
-    request = convert(fields, CompletionRequest, unsupported=UNSUPPORTED_COMPLETION)
+    notes = state.field_notes()
+    request = convert(fields, CompletionRequest, unsupported=UNSUPPORTED_COMPLETION, notes=notes)
     model = check_model(request.model, state.model_names)
     scored = _scored_alternatives(request)
     check_max_tokens(request.max_tokens, name="max_tokens", may_be_zero=request.echo or scored is not None)
@@ -55,7 +56,7 @@ async def prepare(state: ServerState, engine: AsyncEngine, fields: dict[str, Any
     params = sampling_params(
         request, max_tokens=request.max_tokens, logprobs=request.logprobs, prompt_logprobs=scored, best_of=best_of
     )
-    include_usage = includes_usage(request)
+    include_usage = includes_usage(request, notes)
     check_cache_report(request.cache_report, engine.info)
     salt, priority = check_cache_salt(request.cache_salt), check_priority(request.priority)
     special = True if request.add_special_tokens is None else request.add_special_tokens
@@ -82,6 +83,7 @@ async def prepare(state: ServerState, engine: AsyncEngine, fields: dict[str, Any
         prompt_logprobs=request.prompt_logprobs is not None,
         return_token_ids=request.return_token_ids,
         shown=shown,
+        warnings=tuple(notes.warnings),
     )
 
 

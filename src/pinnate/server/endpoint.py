@@ -67,6 +67,8 @@ class GenerationEndpoint:
     async def _answer(self, engine: AsyncEngine, fields: dict[str, Any], send: Send) -> None:
         try:
             job = await self._route.prepare(self._state, engine, fields)
+            if job.warnings:
+                _logger.warning("%s: without effect: %r", job.id, [warning.param for warning in job.warnings])
             streams = await submit(engine, job)
         except asyncio.CancelledError:
             self._raise_if_stopping()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from starlette.types import Receive
 
 from pinnate.core.sampling import SamplingParams
+from pinnate.server.body import FieldWarning
 from pinnate.server.protocol.common import PromptTokensDetails, Usage
 from pinnate.server.state import ServerState
 from pinnate.text.parsers.events import ChatParser, PlainParser
@@ -39,7 +40,7 @@ class Job:
 
     `prompt_logprobs`: show them as a field of their own; an echo shows them with the text. `shown`: what the client
     asked for, where `params` run more candidates than it wants choices (best_of.py). `new_parser` makes the parser of
-    one choice of a chat.
+    one choice of a chat. `warnings`: its fields that have no effect.
     """
 
     id: str
@@ -56,6 +57,7 @@ class Job:
     return_token_ids: bool = False
     shown: SamplingParams | None = None
     new_parser: Callable[[], ChatParser] = PlainParser
+    warnings: tuple[FieldWarning, ...] = ()
     created: int = field(default_factory=lambda: int(time.time()))
     arrival: float = field(default_factory=time.monotonic)
 

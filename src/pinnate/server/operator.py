@@ -69,12 +69,13 @@ class Operator:
 
     async def tokenize(self, request: Request) -> Response:
         state, engine = self._state, self._state.ready_engine()
-        asked = convert(await read_json(request, state.settings.max_body_bytes), TokenizeRequest)
+        notes = state.field_notes()
+        asked = convert(await read_json(request, state.settings.max_body_bytes), TokenizeRequest, notes=notes)
         check_model(asked.model, state.model_names)
         if (asked.prompt is None) == (asked.messages is None):
             raise InvalidRequestError("one of prompt and messages is needed", param="prompt")
         if asked.messages is not None:
-            tokens = await render_and_tokenize(state, engine, asked.messages, asked)
+            tokens = await render_and_tokenize(state, engine, asked.messages, asked, notes)
         else:
             assert asked.prompt is not None
             special = asked.add_special_tokens is not False
@@ -82,18 +83,18 @@ class Operator:
         strings = None
         if asked.return_token_strs:
             strings = [engine.tokenizer.token_bytes(token).decode("utf-8", "replace") for token in tokens]
-        return _json(
-            {"tokens": tokens, "count": len(tokens), "max_model_len": engine.max_model_len, "token_strs": strings}
-        )
+        answer = {"tokens": tokens, "count": len(tokens), "max_model_len": engine.max_model_len, "token_strs": strings}
+        return _json(answer | notes.members())
 
     async def detokenize(self, request: Request) -> Response:
         state, engine = self._state, self._state.ready_engine()
-        asked = convert(await read_json(request, state.settings.max_body_bytes), DetokenizeRequest)
+        notes = state.field_notes()
+        asked = convert(await read_json(request, state.settings.max_body_bytes), DetokenizeRequest, notes=notes)
         check_model(asked.model, state.model_names)
         for token in asked.tokens:
             if not 0 <= token < engine.vocab_size:
                 raise InvalidRequestError(f"tokens: id {token} is not in the vocabulary", param="tokens")
-        return _json({"prompt": engine.tokenizer.decode(asked.tokens, skip_special_tokens=False)})
+        return _json({"prompt": engine.tokenizer.decode(asked.tokens, skip_special_tokens=False)} | notes.members())
 
     def _card(self, name: str) -> ModelCard:
         engine = self._state.ready_engine()

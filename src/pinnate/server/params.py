@@ -11,7 +11,7 @@ from typing import Any
 
 from pinnate.core.errors import InvalidRequestError, NotFoundError, UnsupportedError
 from pinnate.core.sampling import SamplingParams
-from pinnate.server.body import convert
+from pinnate.server.body import FieldNotes, convert
 from pinnate.server.protocol.common import GenerationFields, StreamOptions
 
 MAX_PROMPTS = 1024
@@ -31,14 +31,14 @@ def check_model(name: str | None, served: tuple[str, ...]) -> str:
     return name
 
 
-def includes_usage(fields: GenerationFields) -> bool:
+def includes_usage(fields: GenerationFields, notes: FieldNotes) -> bool:
     """Whether the stream ends with a chunk that carries the usage."""
     if fields.stream_options is None:
         return False
     if not fields.stream:
         raise InvalidRequestError("stream_options is allowed with stream: true only", param="stream_options")
     options = {name: value for name, value in fields.stream_options.items() if value is not None}
-    return convert(options, StreamOptions, at="stream_options").include_usage
+    return convert(options, StreamOptions, at="stream_options", notes=notes).include_usage
 
 
 def sampling_params(

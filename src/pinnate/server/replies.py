@@ -12,6 +12,7 @@ from msgspec import UNSET
 
 from pinnate.core.batch import TokenLogprobs
 from pinnate.core.messages import CacheReport
+from pinnate.server.body import FieldWarning
 from pinnate.server.cache_report import Vocabulary, show_report
 from pinnate.server.chat_events import TOOL_CALLS, MessageParts, read_message
 from pinnate.server.generation import Job, Output
@@ -98,6 +99,7 @@ def completion(job: Job, gathered: Gathered, usage: Usage, vocabulary: Vocabular
         choices=choices,
         usage=usage,
         cache_report=_cache_reports(job, gathered, vocabulary),
+        warnings=shown_warnings(job),
     )
 
 
@@ -127,6 +129,10 @@ def shown_prompt_logprobs(
     return prompt_logprobs(scores, vocabulary.token_bytes) if job.prompt_logprobs else UNSET
 
 
+def shown_warnings(job: Job) -> list[FieldWarning] | UnsetType:
+    return list(job.warnings) or UNSET
+
+
 def chat_completion(job: Job, gathered: Gathered, usage: Usage, vocabulary: Vocabulary) -> ChatCompletion:
     messages = [read_message(job.new_parser, choice.text) for choice in gathered.choices]
     choices = [
@@ -149,6 +155,7 @@ def chat_completion(job: Job, gathered: Gathered, usage: Usage, vocabulary: Voca
         prompt_logprobs=shown_prompt_logprobs(job, gathered.prompt_scores.get(0, []), vocabulary),
         prompt_token_ids=job.prompts[0].token_ids if job.return_token_ids else UNSET,
         cache_report=_cache_reports(job, gathered, vocabulary),
+        warnings=shown_warnings(job),
     )
 
 

@@ -21,7 +21,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     `served_model_name`: names that requests may use, the first one is shown; empty means the name of the model's
     file or folder. `chat_template`: path of a file that replaces the model's own template. `shutdown_timeout`: how long
-    requests in flight may go on after SIGTERM. `port` 0 takes a free one.
+    requests in flight may go on after SIGTERM. `port` 0 takes a free one. `strict` refuses requests with unknown
+    fields, which otherwise get a warning.
 
     Raises:
         ConfigError: a value is out of range; the message names the flag.
@@ -34,6 +35,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     chat_template: str | None = None
     shutdown_timeout: float = 30.0
     max_body_bytes: int = 32 * 2**20
+    strict: bool = False
     access_log: bool = False
     log_level: str = "info"
 

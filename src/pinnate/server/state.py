@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 from pinnate.core.errors import EngineDeadError
+from pinnate.server.body import FieldNotes
 from pinnate.server.errors import NotReadyError
 from pinnate.server.metrics import Metrics
 from pinnate.server.settings import ServerSettings, model_names
@@ -55,6 +56,10 @@ class ServerState:
         if self.engine.state != "ready":
             raise EngineDeadError(f"the engine is not running (state: {self.engine.state})")
         return self.engine
+
+    def field_notes(self) -> FieldNotes:
+        """For the unknown fields of one request."""
+        return FieldNotes(strict=self.settings.strict)
 
     def stop_requests(self) -> None:
         """Ends every request under way with an error that says so."""

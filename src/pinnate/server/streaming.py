@@ -75,15 +75,22 @@ def report_event(
 
 
 class _Frame:
-    """The part of each chunk around its one choice."""
+    """The part of each chunk around its one choice. The stream's first chunk carries the warnings too."""
 
     def __init__(self, job: Job, template: Any) -> None:
+        self._chunk = template
+        self._warnings = list(job.warnings)
         before, _, after = _encode(template).partition(b'"choices":[]')
         self._before = b"data: " + before + b'"choices":['
         self._after = b"]" + after + b"\n\n"
         self._n = job.params.n
 
-    def wrap(self, choice: Any) -> bytes:
+    def wrap(self, choice: Any, **members: Any) -> bytes:
+        """`members` of this chunk alone."""
+        if self._warnings:
+            members["warnings"], self._warnings = self._warnings, []
+        if members:
+            return event(_encode(msgspec.structs.replace(self._chunk, choices=[choice], **members)))
         return self._before + _encode(choice) + self._after
 
     def index(self, number: int, choice: int) -> int:
@@ -137,8 +144,7 @@ class ChatChunkWriter:
         choice = ChatChunkChoice(index=index, delta=Delta(role="assistant", content=""))
         if not self._job.return_token_ids:
             return self._frame.wrap(choice)
-        prompt_ids = self._job.prompts[0].token_ids
-        return event(_encode(msgspec.structs.replace(self._chunk, choices=[choice], prompt_token_ids=prompt_ids)))
+        return self._frame.wrap(choice, prompt_token_ids=self._job.prompts[0].token_ids)
 
     def _chunks(self, index: int, events: list[ChatEvent], delta: OutputDelta) -> list[ChatChunkChoice]:
         """One chunk for each event. Log-probabilities and ids come with the first, or alone while the text they are of

