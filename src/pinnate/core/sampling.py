@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from pinnate.core.errors import InvalidRequestError, UnsupportedError
+from pinnate.core.structured import StructuredOutput
 
 MAX_N = 128
 MAX_LOGPROBS = 20
@@ -32,6 +33,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     With `use_beam_search` the n choices are the best of a search of `beam_width` (None: n) hypotheses by their summed
     log-probability / length ** length_penalty; nothing is drawn. `early_stopping` as in transformers: False, True or
     "never" (scheduler/beam_search.py).
+
+    `structured_output` is the language that every output belongs to; it is over when nothing more may follow. It goes
+    before `min_tokens` and `ignore_eos`: those make it as long as the language allows (docs/structured-output.md).
 
     Raises:
         InvalidRequestError: a field is out of range; `param` names it.
@@ -61,6 +65,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     beam_width: int | None = None
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
+    structured_output: StructuredOutput | None = None
 
     def __post_init__(self) -> None:
         _in_range("n", self.n, 1, MAX_N)
@@ -133,6 +138,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             "repetition_penalty": self.repetition_penalty != 1.0,
         }
         for name in (name for name, is_given in drawing.items() if is_given):
+            raise UnsupportedError(f"{name} is not supported with use_beam_search", param=name)
+        if self.structured_output is not None:
+            name = self.structured_output.param
             raise UnsupportedError(f"{name} is not supported with use_beam_search", param=name)
         if len(self.logit_bias) + len(self.stop_token_ids) > MAX_BEAM_TOKENS:
             field = "logit_bias" if len(self.logit_bias) > len(self.stop_token_ids) else "stop_token_ids"

@@ -22,3 +22,4 @@ class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: StructuredKind
     text: str = ""
+    param: str = "structured_outputs"  # the field that holds it, for errors

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from pinnate.core.errors import ContextLengthError, InvalidRequestError, QueueFullError
+from pinnate.core.errors import ContextLengthError, InvalidRequestError, QueueFullError, UnsupportedError
 from pinnate.core.layer_groups import PageNeeds
 from pinnate.core.request import Request
 from pinnate.core.sampling import SamplingParams
@@ -58,6 +58,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         """
         if not prompt:
             raise InvalidRequestError("the prompt is empty", param="prompt")
+        if params.structured_output is not None:
+            name = params.structured_output.param
+            raise UnsupportedError(f"{name} is not supported by this engine", param=name)
         self._check_vocabulary("prompt", prompt)
         self._check_vocabulary("logit_bias", params.logit_bias)
         self._check_vocabulary("stop_token_ids", params.stop_token_ids)

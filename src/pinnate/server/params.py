@@ -13,6 +13,7 @@ from pinnate.core.errors import InvalidRequestError, NotFoundError, UnsupportedE
 from pinnate.core.sampling import SamplingParams
 from pinnate.server.body import FieldNotes, convert
 from pinnate.server.protocol.common import GenerationFields, StreamOptions
+from pinnate.server.structured import CONSTRAINTS, structured_output
 
 MAX_PROMPTS = 1024
 
@@ -79,6 +80,7 @@ def sampling_params(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         skip_special_tokens=fields.skip_special_tokens,
+        structured_output=structured_output({name: getattr(fields, name) for name in CONSTRAINTS}),
     )
 
 

@@ -47,6 +47,17 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     priority: int = 0
     add_special_tokens: bool | None = None
     return_token_ids: bool = False
+    # One constraint of the output at most, by any of its names (server/structured.py).
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    json_schema: Any = None
+    regex: str | None = None
+    ebnf: str | None = None
     # Accepted and without effect: what clients say about themselves, not about the answer.
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -71,17 +82,8 @@ def is_one_of(*values: Any) -> Neutral:
 # What is known and not offered, with the values that ask for nothing. These decide what an answer is about or must obey
 # (input, adapter, format), so they are refused always; what is only unknown gets a warning unless the server is strict.
 UNSUPPORTED_EVERYWHERE: Mapping[str, Neutral] = {
-    "response_format": is_one_of({"type": "text"}),
-    "structured_outputs": never,
-    "guided_json": never,
-    "guided_regex": never,
-    "guided_choice": never,
-    "guided_grammar": never,
-    "guided_decoding_backend": never,
+    "guided_decoding_backend": is_one_of("auto", "guidance", "llguidance"),
     "guided_whitespace_pattern": never,
-    "json_schema": never,
-    "regex": never,
-    "ebnf": never,
     "tools": is_one_of([]),
     "tool_choice": is_one_of("none", "auto"),
     "functions": is_one_of([]),
