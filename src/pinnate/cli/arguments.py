@@ -81,7 +81,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the weights: none (held in the dtype), int8, or int4 (8 bits where the file holds more than 4)",
     )  # fmt: skip
     add_flag(group, "--threads", "-t", type=int, metavar="N", help="default: the physical cores this process may use")
-    add_flag(group, "--executor", choices=EXECUTORS, help="native, or reference (NumPy, slow, for checks)")
+    add_flag(
+        group, "--executor", choices=EXECUTORS,
+        help="native; reference (NumPy, slow, for checks); simulated (no model: noise at once, for load tests)",
+    )  # fmt: skip
+    group.add_argument("--simulated-step-ms", type=float, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     add_flag(
         group,
         "--seed",

@@ -16,11 +16,12 @@ from pinnate.core.kv_events import KVEventsConfig
 DTYPES = ("auto", "bfloat16", "float32")
 QUANTIZATIONS = ("none", "int8", "int4")
 KV_CACHE_DTYPES = ("auto", "int8")
-EXECUTORS = ("native", "reference")
+EXECUTORS = ("native", "reference", "simulated")
 ISAS = ("auto", "avx512", "avx2", "portable")
 POLICIES = ("fcfs", "lpm")
 EVICTION_POLICIES = ("lru", "lfu", "slru", "priority")
 MAX_PIN_QUOTA = 0.9
+MAX_SIMULATED_STEP_MS = 60_000.0
 CACHE_REPORTS = ("off", "own", "all")
 
 
@@ -38,6 +39,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str = "none"  # of weights in memory, whatever the file holds
     kv_cache_dtype: str = "auto"  # "auto": the compute type
     executor: str = "native"
+    simulated_step_ms: float = 0.0  # how long a step of the simulated executor takes
     isa: str = "auto"
     threads: int | None = None
     max_model_len: int | None = None
@@ -73,8 +75,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("--pin-quota, --cache-report and --kv-events-config need prefix caching")
         if self.kv_disk is not None and not self.enable_prefix_caching:
             raise ConfigError("--kv-disk needs prefix caching")
+        if self.kv_disk is not None and self.executor == "simulated":
+            raise ConfigError("--kv-disk: the simulated executor has no KV pages to keep")
         if self.kv_disk is not None and not self.kv_disk.strip():
             raise ConfigError("--kv-disk: the folder's name is empty")
+        if not 0 <= self.simulated_step_ms <= MAX_SIMULATED_STEP_MS:
+            raise ConfigError(
+                f"--simulated-step-ms is from 0 to {MAX_SIMULATED_STEP_MS:g}, got {self.simulated_step_ms:g}"
+            )
         for flag, value in (
             ("--threads", self.threads),
             ("--max-model-len", self.max_model_len),

@@ -35,6 +35,7 @@ from pinnate.engine.stop_finder import LazyStopFinder
 from pinnate.executor.base import Executor, ExecutorSpec, WeightGroup
 from pinnate.executor.native import NativeExecutor
 from pinnate.executor.reference import ReferenceExecutor
+from pinnate.executor.simulated import SimulatedExecutor
 from pinnate.graph import Graph
 from pinnate.models.load import LoadedModel, load_model
 from pinnate.scheduler.scheduler import Scheduler
@@ -74,21 +75,21 @@ class ExecutorKind(Protocol):
     """How to weigh a model (dtype, quantization) and how to build an executor for it."""
 
     def weigh(self, graph: Graph, dtype: str, quantization: str) -> list[WeightGroup]: ...
-    def build(self, graph: Graph, spec: ExecutorSpec, plan: Plan, isa: str) -> Executor: ...
+    def build(self, graph: Graph, spec: ExecutorSpec, plan: Plan, config: EngineConfig) -> Executor: ...
 
 
 class _Native:
     def weigh(self, graph: Graph, dtype: str, quantization: str) -> list[WeightGroup]:
         return NativeExecutor.weigh(graph, dtype, quantization)
 
-    def build(self, graph: Graph, spec: ExecutorSpec, plan: Plan, isa: str) -> Executor:
+    def build(self, graph: Graph, spec: ExecutorSpec, plan: Plan, config: EngineConfig) -> Executor:
         return NativeExecutor(
             graph,
             spec,
             dtype=plan.dtype.value,
             quantization=plan.quantization.value,
             kv_int8=plan.kv_cache_dtype.value == "int8",
-            isa=isa,
+            isa=config.isa,
             threads=plan.threads.value,
         )
 
@@ -97,11 +98,21 @@ class _Reference:
     def weigh(self, graph: Graph, dtype: str, quantization: str) -> list[WeightGroup]:  # noqa: ARG002
         return ReferenceExecutor.weigh(graph)
 
-    def build(self, graph: Graph, spec: ExecutorSpec, plan: Plan, isa: str) -> Executor:  # noqa: ARG002
+    def build(self, graph: Graph, spec: ExecutorSpec, plan: Plan, config: EngineConfig) -> Executor:  # noqa: ARG002
         return ReferenceExecutor(graph, spec)
 
 
-EXECUTORS: Mapping[str, ExecutorKind] = MappingProxyType({"native": _Native(), "reference": _Reference()})
+class _Simulated:
+    def weigh(self, graph: Graph, dtype: str, quantization: str) -> list[WeightGroup]:  # noqa: ARG002
+        return SimulatedExecutor.weigh()
+
+    def build(self, graph: Graph, spec: ExecutorSpec, plan: Plan, config: EngineConfig) -> Executor:  # noqa: ARG002
+        return SimulatedExecutor(graph.vocab_size, config.simulated_step_ms / 1000)
+
+
+EXECUTORS: Mapping[str, ExecutorKind] = MappingProxyType(
+    {"native": _Native(), "reference": _Reference(), "simulated": _Simulated()}
+)
 
 
 def plan_engine(config: EngineConfig, model: LoadedModel, machine: Machine) -> Plan:
@@ -169,7 +180,7 @@ def build_engine(config: EngineConfig, inbox: Inbox, outbox: Outbox) -> tuple[En
         groups=plan.groups,
     )
     content = start_fingerprint(config, model.graph, plan.needs)
-    executor = EXECUTORS[config.executor].build(model.graph, spec, plan, config.isa)
+    executor = EXECUTORS[config.executor].build(model.graph, spec, plan, config)
     tier = open_tier(config, content(), executor) if content is not None else None
     parts = build_cache(config, spec.num_pages, plan.pinnable_pages, plan.needs, tier)
     scheduler = Scheduler(
