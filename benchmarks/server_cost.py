@@ -40,10 +40,8 @@ class Load:
         fields = {**prompt, "max_tokens": OUTPUT_TOKENS, "ignore_eos": True, "stream": True, "temperature": 0.7}
         body = json.dumps(fields).encode()
         path = "/v1/chat/completions" if chat else "/v1/completions"
-        head = (
-            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
-        self._request = head.encode() + body
+        lines = [f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json", f"Content-Length: {len(body)}"]
+        self._request = "\r\n".join([*lines, "", ""]).encode() + body
         self._selector = selectors.DefaultSelector()
         self.events = 0
         self.bytes = 0
