@@ -155,6 +155,10 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         group, "--max-num-queued-reqs", aliases=["--max-queued-requests"], type=int, metavar="N",
         help="waiting requests before new ones are refused",
     )  # fmt: skip
+    for spelling in ("--max-num-queued-tokens", "--max-queued-tokens"):  # docs/faults.md
+        group.add_argument(
+            spelling, type=int, dest="max_num_queued_tokens", default=argparse.SUPPRESS, help=argparse.SUPPRESS
+        )
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:

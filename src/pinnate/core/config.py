@@ -57,6 +57,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_disk_size: int = 8 << 30  # bytes
     cache_report: str = "off"  # "own": requests may ask; "all": also for other salts, and /debug/cache
     max_num_queued_reqs: int = 1024
+    max_num_queued_tokens: int | None = None  # prompt tokens of waiting requests
     seed: int | None = None  # draws the seeds of requests that give none; None: LLM always the same, a server never
     check_integrity: bool = False  # prove the KV memory's conservation after every step (tests, debugging)
 
@@ -93,6 +94,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             ("--kv-cache-memory", self.kv_cache_memory),
             ("--kv-disk-size", self.kv_disk_size),
             ("--max-num-queued-reqs", self.max_num_queued_reqs),
+            ("--max-num-queued-tokens", self.max_num_queued_tokens),
         ):
             if value is not None and value < 1:
                 raise ConfigError(f"{flag} must be at least 1, got {value}")

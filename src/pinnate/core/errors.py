@@ -63,9 +63,13 @@ REFUSALS: Mapping[str, type[RequestError]] = MappingProxyType(
 
 
 class QueueFullError(RequestError):
-    """The waiting queue is at its limit; the same request may succeed later."""
+    """The waiting queue is at its limit; the same request may succeed later, after about `retry_after` seconds."""
 
     code = "queue_full"
+
+    def __init__(self, message: str, *, retry_after: float = 1.0, code: str | None = None) -> None:
+        super().__init__(message, code=code)
+        self.retry_after = retry_after
 
 
 class EngineError(PinnateError):

@@ -99,8 +99,11 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
+    """`started`: requests whose wait in the queue is over, since they were in a step for the first time."""
+
     outputs: list[TokenOutput]
     stats: EngineStats
+    started: list[str] = []
 
 
 class Reply(msgspec.Struct, frozen=True, tag="reply"):

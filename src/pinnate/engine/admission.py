@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from pinnate.core.errors import ContextLengthError, InvalidRequestError, QueueFullError, UnsupportedError
+from pinnate.core.errors import ContextLengthError, InvalidRequestError, UnsupportedError
 from pinnate.core.layer_groups import PageNeeds
 from pinnate.core.request import Request
 from pinnate.core.sampling import SamplingParams
@@ -22,7 +22,8 @@ SEED_BITS = 63
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes are in tokens, pages and sequences. `max_num_queued_reqs` counts sequences beyond the running ones."""
+    """Sizes are in tokens, pages and sequences. `max_num_queued_reqs` counts sequences beyond the running ones,
+    `max_num_queued_tokens` the prompts that wait (None: no limit)."""
 
     max_model_len: int
     vocab_size: int
@@ -30,6 +31,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     page_size: int
     max_num_seqs: int
     max_num_queued_reqs: int
+    max_num_queued_tokens: int | None = None
     pinnable_pages: int = 0  # of num_pages; no request is promised them
     page_needs: PageNeeds | None = None  # of a model with windowed layers; None: pages for every token
 
@@ -41,14 +43,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     def max_sequences(self) -> int:
         """Sequences in flight, running and waiting together."""
         return self.max_num_seqs + self.max_num_queued_reqs
-
-    def check_queue(self, in_flight: int) -> None:
-        """
-        Raises:
-            QueueFullError: no further request is taken while `in_flight` sequences are unfinished.
-        """
-        if in_flight >= self.max_sequences:
-            raise QueueFullError(f"{in_flight} sequences are in flight, the limit is {self.max_sequences}; try again")
 
     def check(self, prompt: Sequence[int], params: SamplingParams) -> None:
         """

@@ -144,7 +144,7 @@ class AsyncEngine:
 
         Raises:
             InvalidRequestError, ContextLengthError: as Limits.check.
-            QueueFullError: too many sequences are in flight.
+            QueueFullError: too many sequences are in flight, or too many prompt tokens wait.
             EngineDeadError: the engine is not ready.
         """
         self._check_ready()
@@ -157,10 +157,19 @@ class AsyncEngine:
             priority=priority,
             cache_report=cache_report,
         )
-        self._admission.limits.check_queue(self._open.num_sequences)
-        channel = self._open.add(OutputProcessor(request, self.tokenizer))
+        self.check_queue(len(prompt_token_ids))
+        channel, place = self._open.add(OutputProcessor(request, self.tokenizer), len(prompt_token_ids))
         self._client.send(request)
-        return RequestStream(request_id, channel, lambda: self._abort(wire_id))
+        return RequestStream(request_id, channel, place, lambda: self._abort(wire_id))
+
+    def check_queue(self, num_prompt_tokens: int = 0) -> None:
+        """Whether one more request would be taken; `submit` asks this too. For a refusal before any work is done.
+
+        Raises:
+            QueueFullError: with the numbers, and when there should be room.
+        """
+        limits = self._admission.limits
+        self._open.gate.check(limits.max_sequences, limits.max_num_queued_tokens, num_prompt_tokens)
 
     async def command(self, name: str, **arguments: Any) -> dict[str, Any]:
         """`flush_cache`, `check_integrity`, `stats`, or one of engine/cache_commands.py.
@@ -237,6 +246,7 @@ class AsyncEngine:
             message = await self._client.receive()
             if isinstance(message, StepOutputs):
                 self._stats = message.stats
+                self._open.start(message.started)
                 for abort in self._open.deliver(message.outputs):
                     self._client.send(abort)
             elif isinstance(message, Reply):

@@ -231,6 +231,7 @@ def _info(config: EngineConfig, model: LoadedModel, plan: Plan, executor: Execut
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": config.max_num_batched_tokens,
         "max_num_queued_reqs": config.max_num_queued_reqs,
+        "max_num_queued_tokens": config.max_num_queued_tokens,
         "cache_report": config.cache_report,
         "reasons": plan.reasons(),
         "memory_plan": plan.memory.lines(),

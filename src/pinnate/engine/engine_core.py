@@ -107,7 +107,7 @@ class EngineCore:
             self._scheduler.check_integrity()
         self._step_seconds += (ready := perf_counter()) - started
         if outputs or batch is not None:
-            self._outbox.send(StepOutputs(outputs, self.stats()))
+            self._outbox.send(StepOutputs(outputs, self.stats(), self._scheduler.take_started()))
         self._step_seconds += perf_counter() - ready
 
     def stats(self) -> EngineStats:

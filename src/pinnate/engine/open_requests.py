@@ -13,6 +13,7 @@ from typing import NamedTuple
 from pinnate.core.errors import EngineError, PinnateError
 from pinnate.core.messages import Abort, TokenOutput
 from pinnate.engine.output_processor import OutputProcessor
+from pinnate.engine.queue_gate import Place, QueueGate
 from pinnate.engine.stream import Channel
 
 log = logging.getLogger(__name__)
@@ -21,25 +22,35 @@ log = logging.getLogger(__name__)
 class _Open(NamedTuple):
     processor: OutputProcessor
     channel: Channel
+    place: Place
 
 
 class OpenRequests:
-    """Keyed by the id on the wire, which is never used twice: late outputs of an aborted request find nobody."""
+    """Keyed by the id on the wire, which is never used twice: late outputs of an aborted request find nobody.
+
+    `gate` knows of each from `add` to its end.
+    """
 
     def __init__(self) -> None:
+        self.gate = QueueGate()
         self._open: dict[str, _Open] = {}
         self._empty = asyncio.Event()
         self._empty.set()
 
-    @property
-    def num_sequences(self) -> int:
-        return sum(entry.processor.num_sequences for entry in self._open.values())
-
-    def add(self, processor: OutputProcessor) -> Channel:
-        channel = Channel()
-        self._open[processor.request_id] = _Open(processor, channel)
+    def add(self, processor: OutputProcessor, num_prompt_tokens: int) -> tuple[Channel, Place]:
+        """Where its outputs will come, and its place in the queue."""
+        channel, place = Channel(), Place(processor.num_sequences, num_prompt_tokens)
+        self._open[processor.request_id] = _Open(processor, channel, place)
+        self.gate.enter(place)
         self._empty.clear()
-        return channel
+        return channel, place
+
+    def start(self, wire_ids: Iterable[str]) -> None:
+        """These have been computed for the first time."""
+        for wire_id in wire_ids:
+            entry = self._open.get(wire_id)
+            if entry is not None:
+                self.gate.start(entry.place)
 
     def deliver(self, outputs: Iterable[TokenOutput]) -> list[Abort]:
         """Hands out one step's outputs. Returns what the engine must be told: choices that stopped at a stop string."""
@@ -51,6 +62,7 @@ class OpenRequests:
         if entry is None:
             return False
         entry.channel.end(error)
+        self.gate.leave(entry.place)
         if not self._open:
             self._empty.set()
         return True

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 
 from pinnate.core.errors import PinnateError
 from pinnate.engine.output_processor import OutputDelta
+from pinnate.engine.queue_gate import Place
 
 
 class Channel:
@@ -62,10 +63,16 @@ class RequestStream:
         EngineError: the engine failed while it worked on this request (EngineDeadError: its process ended).
     """
 
-    def __init__(self, request_id: str, channel: Channel, abort: Callable[[], None]) -> None:
+    def __init__(self, request_id: str, channel: Channel, place: Place, abort: Callable[[], None]) -> None:
         self.request_id = request_id
         self._channel = channel
+        self._place = place
         self._abort = abort
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the engine has computed nothing of it so far."""
+        return self._place.is_waiting
 
     def abort(self) -> None:
         """Tells the engine to stop; the iteration ends after what has arrived. No effect on an ended request."""

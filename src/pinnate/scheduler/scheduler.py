@@ -68,6 +68,7 @@ class Scheduler:
         self._running: list[Sequence] = []  # sorted by _rank: the first to have pages, the last to be preempted
         self._running_ids: dict[int, Sequence] = {}
         self._waiting: list[Sequence] = []  # sorted by _place: in order of arrival, preempted ones first
+        self._started: list[str] = []
         self._step_underway = False
         self._num_requests = 0
         self._num_sequences = 0
@@ -105,6 +106,11 @@ class Scheduler:
             if state is not None:
                 outputs += self._end_choices(state, index, FinishReason.ABORT)
         return outputs
+
+    def take_started(self) -> list[str]:
+        """Requests whose wait has ended since the last call: they have been scheduled for the first time."""
+        started, self._started = self._started, []
+        return started
 
     def has_work(self) -> bool:
         return bool(self._running or self._waiting)
@@ -203,6 +209,7 @@ class Scheduler:
         from_tier = self._cache.tiers.started(seq)
         if not state.admitted:
             state.admitted = True
+            self._started.append(seq.request.request_id)
             state.cache_report = complete_report(state.cache_report, seq.num_computed_tokens, from_tier)
             seq.num_cached_tokens = state.num_cached_tokens = seq.num_computed_tokens
             self._totals["prompt_tokens"] += seq.num_prompt_tokens

@@ -55,7 +55,7 @@ class GenerationEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = self._state
         with refusals_counted(state):
-            state.ready_engine()  # before a body is read that nobody will serve
+            state.ready_engine().check_queue()  # before a body is read that nobody will serve
             fields = await read_json(Request(scope, receive), state.settings.max_body_bytes)
             await self.serve(fields, receive, send)
 

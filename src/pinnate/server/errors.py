@@ -9,16 +9,19 @@ paths of Anthropic's API `{"type": "error", "error": {type, message}, "request_i
 | UnsupportedError | 400 | `unsupported` |
 | ContextLengthError | 400 | `context_length_exceeded` |
 | NotFoundError | 404 | `model_not_found`, `not_found` |
-| QueueFullError | 503 with Retry-After | `queue_full` |
+| QueueFullError | 429 with Retry-After | `queue_full` |
 | NotReadyError, EngineDeadError | 503 with Retry-After | `starting`, `shutting_down`, `engine_dead` |
 | EngineError, anything else | 500 | `engine_error`, `internal_error` |
 
-Anthropic's clients know "overloaded" as status 529, so a full queue is that on their paths.
+429 says: this server is well and its queue is full, come again. 503 says: it cannot serve this now, try another one.
+`Retry-After` is in whole seconds, 1 to MAX_RETRY_AFTER: what the error itself says, else 1. Anthropic's clients know
+"overloaded" as status 529, so a full queue is that on their paths.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import uuid
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -38,7 +41,7 @@ from pinnate.core.errors import (
     RequestError,
 )
 
-RETRY_AFTER_SECONDS = 1
+MAX_RETRY_AFTER = 120
 ANTHROPIC_PATH = "/v1/messages"
 OVERLOADED = 529
 
@@ -90,7 +93,7 @@ def describe(error: Exception) -> tuple[int, ErrorObject]:
     if isinstance(error, HTTPStatusError):
         return error.status, ErrorObject(error.message, "invalid_request_error", error.param, error.code)
     if isinstance(error, QueueFullError):
-        return 503, ErrorObject(error.message, "service_unavailable_error", error.param, error.code)
+        return 429, ErrorObject(error.message, "rate_limit_error", error.param, error.code)
     if isinstance(error, RequestError):
         status = 404 if isinstance(error, NotFoundError) else 400
         return status, ErrorObject(error.message, "invalid_request_error", error.param, error.code)
@@ -103,6 +106,16 @@ def describe(error: Exception) -> tuple[int, ErrorObject]:
     return 500, ErrorObject("internal error, see the server's log", "server_error", None, "internal_error")
 
 
+def headers_of(error: Exception) -> dict[str, str]:
+    """Headers of the answer that `describe` is the rest of."""
+    if isinstance(error, HTTPStatusError):
+        return dict(error.headers or {})
+    if describe(error)[0] not in (429, 503):
+        return {}
+    seconds: float = getattr(error, "retry_after", 1.0)
+    return {"Retry-After": str(min(max(1, math.ceil(seconds)), MAX_RETRY_AFTER))}
+
+
 def error_bytes(error: ErrorObject) -> bytes:
     """The error object as JSON: the body of an answer, or the data of an SSE event."""
     return msgspec.json.encode(ErrorBody(error))
@@ -113,8 +126,8 @@ def error_response(
 ) -> Response:
     """The answer to a request for `path`, in the form that clients of that path read."""
     merged = dict(headers or {})
-    if status == 503:
-        merged.setdefault("Retry-After", str(RETRY_AFTER_SECONDS))
+    if status == 503 or error.code == QueueFullError.code:
+        merged.setdefault("Retry-After", "1")
     if not speaks_anthropic(path):
         return Response(error_bytes(error), status, merged, media_type="application/json")
     request_id = merged.setdefault("request-id", f"req_{uuid.uuid4().hex}")
@@ -155,8 +168,7 @@ async def on_pinnate_error(request: Request, error: Exception) -> Response:
     status, described = describe(error)
     if status >= 500 and status != 503:
         _logger.error("%s %s: %s", request.method, request.url.path, error)
-    headers = error.headers if isinstance(error, HTTPStatusError) else None
-    return error_response(status, described, headers, path=request.url.path)
+    return error_response(status, described, headers_of(error), path=request.url.path)
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from pinnate.core.errors import ContextLengthError, InvalidRequestError, QueueFullError
+from pinnate.core.errors import ContextLengthError, InvalidRequestError
 from pinnate.core.sampling import SamplingParams
 from pinnate.engine.admission import Admission, Limits
 
@@ -115,9 +115,3 @@ def test_two_requests_get_two_seeds() -> None:
 
 def test_min_tokens_beyond_what_fits_is_lowered() -> None:
     assert admission().make_request("r", [1] * 90, SamplingParams(min_tokens=50)).sampling.min_tokens == 7
-
-
-def test_queue() -> None:
-    limits().check_queue(11)
-    with pytest.raises(QueueFullError, match="12 sequences are in flight, the limit is 12"):
-        limits().check_queue(12)

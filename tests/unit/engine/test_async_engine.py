@@ -48,11 +48,12 @@ class World:
         self.clients: list[ThreadClient] = []
         self.executor_options: dict[str, object] = {}
         self.refuse_start: list[Exception] = []
+        self.info: dict[str, object] = INFO
 
     def connect(self) -> ThreadClient:
         if self.refuse_start:
             raise self.refuse_start.pop(0)
-        client = ThreadClient(self.make_core, INFO)
+        client = ThreadClient(self.make_core, self.info)
         self.clients.append(client)
         return client
 
@@ -64,7 +65,7 @@ class World:
 
     def start(self, *, seed: int | None = None, **executor_options: object) -> AsyncEngine:
         self.executor_options = executor_options
-        self.engine = AsyncEngine(ModelText(ByteTokenizer(), None), self.connect(), INFO, self.connect, seed)
+        self.engine = AsyncEngine(ModelText(ByteTokenizer(), None), self.connect(), self.info, self.connect, seed)
         return self.engine
 
     def sent(self, kind: type) -> list[object]:
@@ -165,8 +166,22 @@ async def test_full_queue(world: World) -> None:
     streams = [await engine.submit([1], greedy(max_tokens=70, n=3), request_id="x") for _ in range(2)]
     with pytest.raises(QueueFullError, match="6 sequences are in flight, the limit is 6"):
         await engine.submit([1], greedy(), request_id="x")
+    with pytest.raises(QueueFullError):
+        engine.check_queue()
+    await until(lambda: not streams[0].is_waiting)
     streams[0].abort()
     await gather(await engine.submit([1], greedy(), request_id="x"))
+
+
+async def test_waiting_prompts_are_limited_by_their_tokens(world: World) -> None:
+    world.info = INFO | {"max_num_queued_tokens": 20}
+    engine = world.start(script=endless)
+    streams = [await engine.submit([1] * 30, greedy(), request_id="x")]  # alone: however long
+    with pytest.raises(QueueFullError, match="30 prompt tokens wait and this prompt has 1, the limit is 20"):
+        await engine.submit([1], greedy(), request_id="x")
+    await until(lambda: not streams[0].is_waiting)
+    streams.append(await engine.submit([1] * 12, greedy(), request_id="x"))
+    await asyncio.gather(*map(gather, streams))
 
 
 async def test_stop_string_ends_the_choice_and_tells_the_engine_once(world: World) -> None:

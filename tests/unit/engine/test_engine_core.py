@@ -223,3 +223,16 @@ def test_close_closes_the_executor() -> None:
     rig = Rig()
     rig.core.close()
     assert rig.executor.closed
+
+
+def test_the_end_of_a_wait_is_told_once() -> None:
+    rig = Rig()
+    long, short = make_request("long", range(40), max_tokens=2), make_request("short", [1], max_tokens=2)
+    told = []
+    messages: list[ToEngine] = [long, short, make_request("left", [2]), Abort(["left"])]
+    while not rig.core.is_idle or messages:
+        told.append([m.started for m in rig.step(*messages) if isinstance(m, StepOutputs)])
+        messages = []
+    started = [[name for message in step for name in message] for step in told]
+    assert started[0] == ["long"]
+    assert sorted(name for step in started for name in step) == ["long", "short"]

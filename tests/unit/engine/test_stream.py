@@ -12,6 +12,7 @@ from pinnate.core.messages import Abort, TokenOutput
 from pinnate.core.request import FinishReason
 from pinnate.engine.open_requests import OpenRequests
 from pinnate.engine.output_processor import OutputDelta, OutputProcessor
+from pinnate.engine.queue_gate import Place
 from pinnate.engine.stream import Channel, RequestStream
 
 
@@ -28,14 +29,14 @@ async def test_slow_consumer_gets_one_merged_delta_per_choice() -> None:
     for step in range(100):
         channel.put(OutputDelta(step % 2, "ab"[step % 2], [step]))
     channel.end()
-    deltas = [delta async for delta in RequestStream("r", channel, Aborts())]
+    deltas = [delta async for delta in RequestStream("r", channel, Place(1, 1), Aborts())]
     assert [(delta.index, delta.text) for delta in deltas] == [(0, "a" * 50), (1, "b" * 50)]
     assert deltas[1].token_ids == list(range(1, 100, 2))
 
 
 async def test_waiting_consumer_gets_each_delta() -> None:
     channel = Channel()
-    stream = RequestStream("r", channel, Aborts())
+    stream = RequestStream("r", channel, Place(1, 1), Aborts())
     for text in "xyz":
         waiting = asyncio.create_task(anext(stream))
         await asyncio.sleep(0)
@@ -50,7 +51,7 @@ async def test_error_comes_after_what_had_arrived() -> None:
     channel = Channel()
     channel.put(OutputDelta(0, "x", []))
     channel.end(EngineDeadError("gone"))
-    stream = RequestStream("r", channel, Aborts())
+    stream = RequestStream("r", channel, Place(1, 1), Aborts())
     assert (await anext(stream)).text == "x"
     with pytest.raises(EngineDeadError, match="gone"):
         await anext(stream)
@@ -59,7 +60,7 @@ async def test_error_comes_after_what_had_arrived() -> None:
 async def test_break_aborts() -> None:
     channel, aborts = Channel(), Aborts()
     channel.put(OutputDelta(0, "x", []))
-    stream = RequestStream("r", channel, aborts)
+    stream = RequestStream("r", channel, Place(1, 1), aborts)
     async for _ in stream:
         break
     await asyncio.sleep(0.01)
@@ -68,7 +69,7 @@ async def test_break_aborts() -> None:
 
 async def test_cancelled_task_aborts() -> None:
     aborts = Aborts()
-    stream = RequestStream("r", Channel(), aborts)
+    stream = RequestStream("r", Channel(), Place(1, 1), aborts)
 
     async def consume() -> None:
         async for _ in stream:
@@ -83,13 +84,13 @@ async def test_cancelled_task_aborts() -> None:
 
 async def test_dropped_stream_aborts() -> None:
     aborts = Aborts()
-    RequestStream("r", Channel(), aborts)
+    RequestStream("r", Channel(), Place(1, 1), aborts)
     assert aborts.count == 1
 
 
 async def test_cancelled_wait_loses_nothing() -> None:
     channel = Channel()
-    stream = RequestStream("r", channel, Aborts())
+    stream = RequestStream("r", channel, Place(1, 1), Aborts())
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(anext(stream), 0.01)
     channel.put(OutputDelta(0, "x", []))
@@ -97,28 +98,28 @@ async def test_cancelled_wait_loses_nothing() -> None:
 
 
 def opened(requests: OpenRequests, wire_id: str, **sampling: object) -> Channel:
-    return requests.add(OutputProcessor(make_request(wire_id, [1], **sampling), ByteTokenizer()))
+    return requests.add(OutputProcessor(make_request(wire_id, [1], **sampling), ByteTokenizer()), 1)[0]
 
 
 async def test_outputs_find_their_stream_and_strangers_are_ignored() -> None:
     requests = OpenRequests()
     a, b = opened(requests, "a"), opened(requests, "b", n=2)
-    assert requests.num_sequences == 3
+    assert requests.gate.num_sequences == 3
     aborts = requests.deliver(
         [TokenOutput("a", 0, [97]), TokenOutput("b", 1, [98]), TokenOutput("gone", 0, [99], FinishReason.ABORT)]
     )
     assert aborts == []
     assert (await a.take()).text == "a"
-    assert ((await b.take()).index, requests.num_sequences) == (1, 3)
+    assert ((await b.take()).index, requests.gate.num_sequences) == (1, 3)
 
 
 async def test_stop_string_is_told_for_that_choice_only() -> None:
     requests = OpenRequests()
     opened(requests, "a", n=2, stop=("#",))
     assert requests.deliver([TokenOutput("a", 1, [35])]) == [Abort(["a"], 1)]
-    assert requests.num_sequences == 2
+    assert requests.gate.num_sequences == 2
     assert requests.deliver([TokenOutput("a", 0, [35])]) == [Abort(["a"], 0)]
-    assert requests.num_sequences == 0
+    assert requests.gate.num_sequences == 0
 
 
 async def test_failed_choice_ends_its_request_alone() -> None:
@@ -139,6 +140,18 @@ async def test_unreadable_output_ends_its_request_alone(caplog: pytest.LogCaptur
         await a.take()
     assert (await b.take()).text == "b"
     assert "output of request a" in caplog.text
+
+
+def test_a_request_waits_until_it_is_started_or_gone() -> None:
+    requests = OpenRequests()
+    processors = {name: OutputProcessor(make_request(name, [1] * 5), ByteTokenizer()) for name in "ab"}
+    places = {name: requests.add(processor, 5)[1] for name, processor in processors.items()}
+    assert (requests.gate.num_waiting_tokens, places["a"].is_waiting) == (10, True)
+    requests.start(["a", "stranger"])
+    assert (requests.gate.num_waiting_tokens, places["a"].is_waiting, places["b"].is_waiting) == (5, False, True)
+    requests.start(["a"])
+    requests.end_all(EngineDeadError("gone"))
+    assert (requests.gate.num_waiting_tokens, requests.gate.num_sequences) == (0, 0)
 
 
 async def test_end_all_and_empty() -> None:

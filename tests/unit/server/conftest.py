@@ -125,6 +125,10 @@ class FakeEngine:
             raise reply
         return reply
 
+    def check_queue(self, num_prompt_tokens: int = 0) -> None:  # noqa: ARG002
+        if self.full:
+            raise QueueFullError("the queue is full", retry_after=6.1)
+
     async def submit(
         self,
         prompt: list[int],
@@ -142,8 +146,7 @@ class FakeEngine:
             raise ContextLengthError(
                 f"the context is {self.max_model_len} tokens, the prompt has {len(prompt)}", param="prompt"
             )
-        if self.full:
-            raise QueueFullError("the queue is full")
+        self.check_queue(len(prompt))
         number = len(self.submitted)
         self.submitted.append(Submitted(list(prompt), params, cache_salt, priority, cache_report))
         stream = FakeStream(self, self.script(number, params) if self.script else list(spell("ok")))

@@ -27,10 +27,10 @@ async def test_what_is_not_cached_is_computed_first_under_its_salt(client: Clien
     assert all(stream.ended for stream in client.engine.streams)
 
 
-async def test_a_prefix_that_does_not_stay_is_a_503(client: Client) -> None:
+async def test_a_prefix_that_does_not_stay_is_a_429(client: Client) -> None:
     client.engine.replies = [MISSING] * 3
     answer = await client.post("/pin_prefix", {"prompt": "hi"})
-    assert (answer.status, answer.error["code"]) == (503, "queue_full")
+    assert (answer.status, answer.error["code"]) == (429, "queue_full")
 
 
 async def test_messages_are_rendered_as_the_beginning_of_a_chat(client: Client) -> None:

@@ -7,7 +7,15 @@ import json
 import pytest
 
 from pinnate.core.errors import EngineDeadError, InvalidRequestError, NotFoundError, QueueFullError
-from pinnate.server.errors import HTTPStatusError, anthropic_error_bytes, describe, error_response, speaks_anthropic
+from pinnate.server.errors import (
+    MAX_RETRY_AFTER,
+    HTTPStatusError,
+    anthropic_error_bytes,
+    describe,
+    error_response,
+    headers_of,
+    speaks_anthropic,
+)
 from tests.unit.server.conftest import FakeEngine, make_client
 
 CASES = [
@@ -40,7 +48,7 @@ def test_other_paths_keep_openais_form(path: str) -> None:
     assert not speaks_anthropic(path)
     answer = error_response(*describe(QueueFullError("full")), path=path)
     assert set(json.loads(answer.body)["error"]) == {"message", "type", "param", "code"}
-    assert answer.status_code == 503
+    assert answer.status_code == 429
 
 
 @pytest.mark.parametrize(("error", "_", "kind"), [case for case in CASES if case[1] in (400, 529, 500)])
@@ -54,3 +62,17 @@ async def test_the_router_and_the_key_check_use_it_too() -> None:
     assert (answer.status, answer.json["error"]["type"]) == (401, "authentication_error")
     answer = await client.call("GET", "/v1/messages/nothing", headers={"authorization": "Bearer secret"})
     assert (answer.status, answer.json["error"]["type"]) == (404, "not_found_error")
+
+
+@pytest.mark.parametrize(
+    ("error", "seconds"),
+    [
+        (QueueFullError("full", retry_after=3.2), "4"),
+        (QueueFullError("full", retry_after=0.01), "1"),
+        (QueueFullError("full", retry_after=1e9), str(MAX_RETRY_AFTER)),
+        (EngineDeadError("gone"), "1"),
+        (InvalidRequestError("bad"), None),
+    ],
+)
+def test_retry_after_is_what_the_error_knows(error: Exception, seconds: str | None) -> None:
+    assert headers_of(error).get("Retry-After") == seconds

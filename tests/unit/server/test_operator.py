@@ -47,11 +47,11 @@ async def test_before_the_engine_is_there() -> None:
     assert (await client.call("GET", "/metrics")).status == 200
 
 
-async def test_a_full_queue_is_503_and_says_when_to_return(client: Client) -> None:
+async def test_a_full_queue_is_429_and_says_when_to_return(client: Client) -> None:
     client.engine.full = True
     for stream in (True, False):
         answer = await client.complete(stream=stream)
-        assert (answer.status, answer.error["code"], answer.headers["retry-after"]) == (503, "queue_full", "1")
+        assert (answer.status, answer.error["code"], answer.headers["retry-after"]) == (429, "queue_full", "7")
     assert client.state.metrics.rejected == {"queue_full": 2}
     assert not client.state.metrics.finished
 
