@@ -6,7 +6,6 @@ Knows: the flags of the HTTP side. Must not know: how a server runs (server/life
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from pinnate.cli.arguments import (
     add_engine_arguments,
@@ -16,11 +15,11 @@ from pinnate.cli.arguments import (
     is_hub_name,
     model_of,
 )
+from pinnate.cli.http_flags import add_log_arguments, add_security_arguments, http_settings
 from pinnate.core.config import read_environment
 from pinnate.server.settings import ServerSettings
 
-_LOG_LEVELS = ("debug", "info", "warning", "error")
-_SETTINGS = ("host", "port", "api_key", "chat_template", "shutdown_timeout", "access_log", "log_level", "strict")
+_SETTINGS = ("host", "port", "chat_template", "shutdown_timeout", "strict")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,15 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         group, "--served-model-name", aliases=["--alias"], nargs="+", metavar="NAME",
         help="what requests call the model; several are allowed",
     )  # fmt: skip
-    add_flag(group, "--api-key", metavar="KEY", help="required of clients (better: PINNATE_API_KEY, unseen by ps)")
+    add_security_arguments(group)
     add_flag(group, "--chat-template", metavar="FILE", help="Jinja file instead of the model's own template")
     add_flag(
         group, "--shutdown-timeout", type=float, metavar="SECONDS",
         help="how long running requests may go on after SIGTERM",
     )  # fmt: skip
     add_flag(group, "--strict", action="store_const", const=True, help=argparse.SUPPRESS)  # docs/http-api.md
-    add_flag(group, "--access-log", action="store_const", const=True, help="log every HTTP request")
-    add_flag(group, "--log-level", choices=_LOG_LEVELS, help="default: info, or PINNATE_LOG_LEVEL")
+    add_log_arguments(group)
     add_engine_arguments(parser)
 
 
@@ -55,10 +53,9 @@ def run(args: argparse.Namespace) -> int:
 def server_settings(args: argparse.Namespace) -> ServerSettings:
     """
     Raises:
-        ConfigError: a value is out of range, or two models are named.
+        ConfigError: a value is out of range, a file of keys cannot be read, or two models are named.
     """
-    environment = read_environment()
-    settings: dict[str, Any] = {"log_level": environment.log_level, "api_key": environment.api_key}
+    settings = http_settings(args, read_environment())
     settings |= {name: getattr(args, name) for name in _SETTINGS if hasattr(args, name)}
     names = tuple(getattr(args, "served_model_name", ()))
     model = model_of(args)

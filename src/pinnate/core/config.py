@@ -114,7 +114,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
     isa: str = "auto"  # PINNATE_ISA
     log_level: str = "info"  # PINNATE_LOG_LEVEL
-    api_key: str | None = None  # PINNATE_API_KEY
+    api_key: str | None = None  # PINNATE_API_KEY; several between commas
+    admin_api_key: str | None = None  # PINNATE_ADMIN_API_KEY
 
 
 def read_environment() -> Environment:
@@ -122,4 +123,5 @@ def read_environment() -> Environment:
         isa=os.environ.get("PINNATE_ISA", "auto") or "auto",
         log_level=os.environ.get("PINNATE_LOG_LEVEL", "info") or "info",
         api_key=os.environ.get("PINNATE_API_KEY") or None,
+        admin_api_key=os.environ.get("PINNATE_ADMIN_API_KEY") or None,
     )

@@ -5,15 +5,21 @@ Knows: paths. Must not know: what happens behind them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import Route as HTTPRoute
 
 from pinnate.server import chat, completions
-from pinnate.server.auth import KeyCheck
+from pinnate.server.auth import AdminOnly, KeyCheck
 from pinnate.server.cache import CacheRoutes
+from pinnate.server.cors import cors
 from pinnate.server.endpoint import GenerationEndpoint, Route
 from pinnate.server.errors import handlers
+from pinnate.server.observability import listeners
+from pinnate.server.observer import Observer
 from pinnate.server.operator import Operator
 from pinnate.server.replies import chat_completion, completion
 from pinnate.server.state import ServerState
@@ -26,10 +32,27 @@ COMPLETIONS = Route(completions.prepare, CompletionChunkWriter, completion)
 def create_app(state: ServerState) -> Starlette:
     """The ASGI application. `state.engine` may still be None: requests then get 503, and so does /health."""
     routes = [*_openai(state), *_operator(state), *_cache(state)]
-    middleware = [] if state.settings.api_key is None else [Middleware(KeyCheck, api_key=state.settings.api_key)]
-    app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers())
+    app = Starlette(routes=routes, middleware=_layers(state, routes), exception_handlers=handlers())
     app.router.redirect_slashes = False  # another spelling of a path is another path: 404, not a redirect
     return app
+
+
+def operator_route(path: str, endpoint: Callable[..., Any], methods: list[str]) -> HTTPRoute:
+    """A route that needs the admin key, where there is one."""
+    return HTTPRoute(path, endpoint, methods=methods, middleware=[Middleware(AdminOnly)])
+
+
+def _layers(state: ServerState, routes: list[HTTPRoute]) -> list[Middleware]:
+    """What is around the routes, from the outside in. A page's preflight has no key and is answered in front of the
+    check; it opens nothing, the request that follows is checked."""
+    settings = state.settings
+    paths = {route.endpoint: route.path for route in reversed(routes)}
+    layers = [Middleware(Observer, routes=paths, listeners=listeners(state))]
+    if settings.allowed_origins:
+        layers.insert(0, cors(settings.allowed_origins))
+    if settings.api_keys or settings.admin_api_keys:
+        layers.append(Middleware(KeyCheck, api_keys=settings.api_keys, admin_keys=settings.admin_api_keys))
+    return layers
 
 
 def _openai(state: ServerState) -> list[HTTPRoute]:
@@ -48,7 +71,7 @@ def _operator(state: ServerState) -> list[HTTPRoute]:
         HTTPRoute("/health", operator.health, methods=["GET"]),
         HTTPRoute("/metrics", operator.metrics, methods=["GET"]),
         HTTPRoute("/version", operator.version, methods=["GET"]),
-        HTTPRoute("/server_info", operator.server_info, methods=["GET"]),
+        operator_route("/server_info", operator.server_info, ["GET"]),
         HTTPRoute("/tokenize", operator.tokenize, methods=["POST"]),
         HTTPRoute("/detokenize", operator.detokenize, methods=["POST"]),
     ]
@@ -57,10 +80,10 @@ def _operator(state: ServerState) -> list[HTTPRoute]:
 def _cache(state: ServerState) -> list[HTTPRoute]:
     operator, cache = Operator(state), CacheRoutes(state)
     return [
-        HTTPRoute("/flush_cache", operator.flush_cache, methods=["POST"]),
-        HTTPRoute("/pin_prefix", cache.pin, methods=["POST"]),
-        HTTPRoute("/unpin_prefix", cache.unpin, methods=["POST"]),
-        HTTPRoute("/resync_kv_events", cache.resync, methods=["POST"]),
-        HTTPRoute("/debug/cache", cache.describe, methods=["GET"]),
-        HTTPRoute("/debug/match", cache.explain, methods=["POST"]),
+        operator_route("/flush_cache", operator.flush_cache, ["POST"]),
+        operator_route("/pin_prefix", cache.pin, ["POST"]),
+        operator_route("/unpin_prefix", cache.unpin, ["POST"]),
+        operator_route("/resync_kv_events", cache.resync, ["POST"]),
+        operator_route("/debug/cache", cache.describe, ["GET"]),
+        operator_route("/debug/match", cache.explain, ["POST"]),
     ]

@@ -26,6 +26,7 @@ from pinnate.server.errors import ErrorObject, NotReadyError, describe
 from pinnate.server.generation import Job, Output, Tally, abort, attend, merge, submit
 from pinnate.server.protocol.common import Usage
 from pinnate.server.replies import Gathered
+from pinnate.server.request_record import RequestRecord, record_of
 from pinnate.server.state import Phase, ServerState
 from pinnate.server.streaming import ChunkWriter, error_event, stream_headers
 
@@ -57,14 +58,18 @@ class GenerationEndpoint:
         with refusals_counted(state):
             state.ready_engine().check_queue()  # before a body is read that nobody will serve
             fields = await read_json(Request(scope, receive), state.settings.max_body_bytes)
-            await self.serve(fields, receive, send)
+            await self.serve(fields, receive, send, record_of(scope))
 
-    async def serve(self, fields: dict[str, Any], receive: Receive, send: Send) -> None:
-        """Answers a request whose body has been read."""
+    async def serve(
+        self, fields: dict[str, Any], receive: Receive, send: Send, record: RequestRecord | None = None
+    ) -> None:
+        """Answers a request whose body has been read. `record` is told what the generation came to."""
         engine = self._state.ready_engine()
-        await attend(self._state, receive, self._answer(engine, fields, send))
+        await attend(self._state, receive, self._answer(engine, fields, send, record))
 
-    async def _answer(self, engine: AsyncEngine, fields: dict[str, Any], send: Send) -> None:
+    async def _answer(
+        self, engine: AsyncEngine, fields: dict[str, Any], send: Send, record: RequestRecord | None
+    ) -> None:
         try:
             job = await self._route.prepare(self._state, engine, fields)
             if job.warnings:
@@ -73,7 +78,7 @@ class GenerationEndpoint:
         except asyncio.CancelledError:
             self._raise_if_stopping()
             raise
-        tally = Tally(job, self._state)
+        tally = Tally(job, self._state, record)
         outputs = merge(streams, job)
         try:
             if job.stream:

@@ -168,6 +168,7 @@ async def on_pinnate_error(request: Request, error: Exception) -> Response:
     status, described = describe(error)
     if status >= 500 and status != 503:
         _logger.error("%s %s: %s", request.method, request.url.path, error)
+    _note(request, described)
     return error_response(status, described, headers_of(error), path=request.url.path)
 
 
@@ -181,16 +182,16 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     }
     message, code = known.get(error.status_code, (error.detail, "invalid_request"))
     described = ErrorObject(message, "invalid_request_error", None, code)
+    _note(request, described)
     return error_response(error.status_code, described, error.headers, path=path)
 
 
-async def on_unexpected(request: Request, error: Exception) -> Response:
-    """A fault of ours. The server logs it with its traceback (Starlette raises it again to uvicorn's logger)."""
-    status, described = describe(error)
-    _logger.error("%s %s failed: %s: %s", request.method, request.url.path, type(error).__name__, error)
-    return error_response(status, described, path=request.url.path)
+def _note(request: Request, error: ErrorObject) -> None:
+    record = request.scope.get("state", {}).get("record")  # a RequestRecord, which knows of this module
+    if record is not None:
+        record.error_code = error.code
 
 
 def handlers() -> dict[Any, Any]:
-    """What Starlette calls for which exception."""
-    return {PinnateError: on_pinnate_error, HTTPException: on_http_exception, Exception: on_unexpected}
+    """What Starlette calls for which exception. Anything else is a fault of ours, which the Observer answers."""
+    return {PinnateError: on_pinnate_error, HTTPException: on_http_exception}

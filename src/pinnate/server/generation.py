@@ -17,6 +17,7 @@ from starlette.types import Receive
 from pinnate.core.sampling import SamplingParams
 from pinnate.server.body import FieldWarning
 from pinnate.server.protocol.common import PromptTokensDetails, Usage
+from pinnate.server.request_record import Generation, RequestRecord
 from pinnate.server.state import ServerState
 from pinnate.text.parsers.events import ChatParser, PlainParser
 
@@ -144,9 +145,13 @@ async def merge(streams: list[RequestStream], job: Job) -> AsyncGenerator[list[O
 class Tally:
     """Usage and times of one job, kept while its outputs pass by."""
 
-    def __init__(self, job: Job, state: ServerState) -> None:
+    def __init__(self, job: Job, state: ServerState, record: RequestRecord | None = None) -> None:
+        """`record`, that of the HTTP request the job is part of, gets the job's facts when it ends."""
         self._job = job
         self._state = state
+        self._record = record
+        self._first_token: float | None = None
+        self._reasons: list[str] = []
         self._cached = [0] * len(job.prompts)
         self._seen: set[int] = set()  # prompts that have had a token
         self._generated: dict[tuple[int, int], int] = {}
@@ -166,6 +171,7 @@ class Tally:
             self._generated[key] = self._generated.get(key, 0) + len(delta.token_ids)
             if number not in self._seen:
                 self._seen.add(number)
+                self._first_token = self._first_token or now
                 metrics.time_to_first_token.observe(now - self._job.arrival)
                 metrics.request_prompt_tokens.observe(len(self._job.prompts[number].token_ids))
             first, latest = self._times.get(key, (now, now))
@@ -182,6 +188,8 @@ class Tally:
             for index in range(self._job.params.n):
                 if (number, index) not in self._finished:
                     self._finish((number, index), "abort", now)
+        if self._record is not None:
+            self._record.generations.append(self._facts())
 
     def usage(self) -> Usage:
         prompt_tokens = sum(len(prompt.token_ids) for prompt in self._job.prompts)
@@ -189,8 +197,26 @@ class Tally:
         details = PromptTokensDetails(sum(self._cached))
         return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, details)
 
+    def _facts(self) -> Generation:
+        job, usage = self._job, self.usage()
+        decode = max((latest - first for first, latest in self._times.values()), default=None)
+        return Generation(
+            id=job.id,
+            model=job.model,
+            params=job.params,
+            stream=job.stream,
+            num_prompts=len(job.prompts),
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=sum(self._cached),
+            output_tokens=usage.completion_tokens,
+            finish_reasons=tuple(self._reasons),
+            first_token_seconds=None if self._first_token is None else self._first_token - job.arrival,
+            decode_seconds=decode,
+        )
+
     def _finish(self, key: tuple[int, int], reason: str, now: float) -> None:
         self._finished.add(key)
+        self._reasons.append(reason)
         metrics = self._state.metrics
         metrics.finished[reason] += 1
         generated = self._generated.get(key, 0)

@@ -21,6 +21,7 @@ import uvloop
 
 from pinnate.core.config import EngineConfig
 from pinnate.core.errors import ConfigError
+from pinnate.core.logs import setup_logging
 from pinnate.engine.child import EngineChild
 from pinnate.server.settings import ServerSettings
 
@@ -49,9 +50,8 @@ def serve(config: EngineConfig, settings: ServerSettings) -> int:
         EngineDeadError: the engine process ended while it started.
     """
     began = time.monotonic()
-    logging.basicConfig(  # no effect where the caller has set up logging
-        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    setup_logging(settings.log_level, settings.log_format)
+    check_certificate(settings)
     listener = _bind(settings)
     try:
         template = _read_template(settings.chat_template)
@@ -60,6 +60,26 @@ def serve(config: EngineConfig, settings: ServerSettings) -> int:
         return uvloop.run(_Life(config, settings, listener, began).run(child, template))
     finally:
         listener.close()
+
+
+def check_certificate(settings: ServerSettings) -> None:
+    """
+    Raises:
+        ConfigError: the certificate or its key cannot be read, or they do not belong together.
+    """
+    if settings.ssl_certfile is None:
+        return
+    import ssl  # only where it is used: it costs some milliseconds of the start
+
+    try:
+        # Without a password given, a terminal would be asked for it.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+            settings.ssl_certfile, settings.ssl_keyfile, password=lambda: ""
+        )
+    except OSError as error:  # ssl.SSLError is one
+        both = f"--ssl-certfile {settings.ssl_certfile} --ssl-keyfile {settings.ssl_keyfile}"
+        reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
+        raise ConfigError(f"{both}: {reason or error}; PEM files are needed, the key without a password") from None
 
 
 def _bind(settings: ServerSettings) -> socket.socket:
@@ -151,7 +171,8 @@ class _Life:
         shown = f"[{host}]" if ":" in host else host
         if host in ("0.0.0.0", "::"):
             shown = "localhost"
-        print(_banner(state, engine, f"http://{shown}:{port}", time.monotonic() - self._began), flush=True)
+        scheme = "http" if self._settings.ssl_certfile is None else "https"
+        print(_banner(state, engine, f"{scheme}://{shown}:{port}", time.monotonic() - self._began), flush=True)
 
 
 def _make_server(app: object, settings: ServerSettings) -> uvicorn.Server:
@@ -163,12 +184,14 @@ def _make_server(app: object, settings: ServerSettings) -> uvicorn.Server:
         ws="none",
         lifespan="off",
         log_config=None,
-        log_level="info" if settings.access_log else "warning",
-        access_log=settings.access_log,
+        log_level="warning",
+        access_log=False,  # access_log.py writes our own
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=LAST_WRITES_SECONDS,
         backlog=BACKLOG,
+        ssl_certfile=settings.ssl_certfile,
+        ssl_keyfile=settings.ssl_keyfile,
     )
     return uvicorn.Server(config)
 
@@ -195,7 +218,7 @@ async def _end(server: uvicorn.Server, serving: asyncio.Task[None], starting: as
 def _banner(state: ServerState, engine: AsyncEngine, url: str, seconds: float) -> str:
     """What a person wants to see at start: where it is, how to talk to it, what was chosen."""
     info, name = engine.info, state.model_names[0]
-    key = "" if state.settings.api_key is None else " -H 'Authorization: Bearer YOUR_KEY'"
+    key = "" if not state.settings.api_keys else " -H 'Authorization: Bearer YOUR_KEY'"
     body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
     steps = ", ".join(f"{step} {duration:.2f}" for step, duration in info.get("startup", {}).items())
     return "\n".join(

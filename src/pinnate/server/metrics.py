@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from pinnate.core.messages import EngineStats
+from pinnate.server.request_record import RequestRecord
 
 PREFIX = "pinnate:"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -37,6 +38,7 @@ _COUNTERS = {  # field of EngineStats -> (name, without the _total that the form
     "step_seconds": ("engine_step_seconds", "Time in steps, execution included."),
     "execute_seconds": ("engine_execute_seconds", "Time in the executor."),
 }
+_METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "OPTIONS", "PUT", "PATCH"})
 _LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 
@@ -76,6 +78,7 @@ class Metrics:
         self.request_generation_tokens = Histogram(_TOKENS)
         self.finished: Counter[str] = Counter()  # choices, by finish reason
         self.rejected: Counter[str] = Counter()  # requests refused before their first token, by error code
+        self.http_requests: Counter[tuple[str, str, str]] = Counter()  # by route, method, status
         self.engine_restarts = 0
         self._stats = EngineStats()
         self._before: Counter[str] = Counter()  # of engine processes that are gone; floats too
@@ -89,6 +92,12 @@ class Metrics:
             for field in _COUNTERS:
                 self._before[field] += getattr(self._stats, field)
         self._stats = stats
+
+    def count_http(self, record: RequestRecord) -> None:
+        """A listener for the Observer. Paths that no route knows are counted together, as are unusual methods, so that
+        no client can make series."""
+        method = record.method if record.method in _METHODS else "other"
+        self.http_requests[record.route or "other", method, str(record.status)] += 1
 
     def text(self) -> bytes:
         """The exposition text, format 0.0.4."""
@@ -120,6 +129,12 @@ class Metrics:
         )
         yield _labelled("request_success", "Choices that ended, by reason.", "finished_reason", self.finished)
         yield _labelled("requests_rejected", "Requests refused before their first token.", "code", self.rejected)
+        http = CounterMetricFamily(
+            PREFIX + "http_requests", "HTTP requests that were answered.", labels=["route", "method", "status"]
+        )
+        for labels, count in sorted(self.http_requests.items()):
+            http.add_metric(labels, count)
+        yield http
         yield self.time_to_first_token.family(
             "time_to_first_token_seconds", "From arrival to the first token of a prompt."
         )

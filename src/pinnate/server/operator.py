@@ -57,10 +57,9 @@ class Operator:
         return _json({"version": pinnate.__version__})
 
     async def server_info(self, request: Request) -> Response:  # noqa: ARG002
-        """What the engine chose at its start and why, and the server's own settings but the key."""
+        """What the engine chose at its start and why, and the server's own settings but the keys."""
         engine = self._state.ready_engine()
-        settings = msgspec.to_builtins(self._state.settings)
-        settings["api_key"] = None if self._state.settings.api_key is None else "set"
+        settings = self._state.settings.public()
         return _json({"version": pinnate.__version__, "engine": engine.info, "server": settings})
 
     async def flush_cache(self, request: Request) -> Response:  # noqa: ARG002

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import re
 from pathlib import PurePath
+from typing import Any
 
 import msgspec
 
 from pinnate.core.errors import ConfigError
+from pinnate.core.logs import LOG_FORMATS
 
 # What a GGUF's file name says after the model's own name: `Model.Q4_1.gguf`, `model-q4_k_m.gguf`, `m-BF16.gguf`.
 _QUANTISATION = re.compile(r"[.\-](?:I?Q\d\w*|BF16|F16|F32)$", re.IGNORECASE)
+MAX_KEY_LENGTH = 512
+_KEY = re.compile(rf"[!-~]{{1,{MAX_KEY_LENGTH}}}")
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\s@*]+")
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,7 +27,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     `served_model_name`: names that requests may use, the first one is shown; empty means the name of the model's
     file or folder. `chat_template`: path of a file that replaces the model's own template. `shutdown_timeout`: how long
     requests in flight may go on after SIGTERM. `port` 0 takes a free one. `strict` refuses requests with unknown
-    fields, which otherwise get a warning.
+    fields, which otherwise get a warning. `api_keys`: one of them is needed of clients; none: everybody may call.
+    `admin_api_keys`: with them set, the operator's routes need one of these. `allowed_origins`: of web pages that may
+    call (CORS), `*` is all. `access_log`: one line for each request.
 
     Raises:
         ConfigError: a value is out of range; the message names the flag.
@@ -31,13 +38,18 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 8000
     served_model_name: tuple[str, ...] = ()
-    api_key: str | None = None
+    api_keys: tuple[str, ...] = ()
+    admin_api_keys: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
     chat_template: str | None = None
     shutdown_timeout: float = 30.0
     max_body_bytes: int = 32 * 2**20
     strict: bool = False
     access_log: bool = False
     log_level: str = "info"
+    log_format: str = "text"
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -46,10 +58,27 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"--shutdown-timeout must be at least 0, got {self.shutdown_timeout}")
         if self.max_body_bytes < 1024:
             raise ConfigError(f"max_body_bytes must be at least 1024, got {self.max_body_bytes}")
-        if self.api_key is not None and not self.api_key.strip():
-            raise ConfigError("--api-key must not be empty")
+        for flag, keys in (("--api-key", self.api_keys), ("--admin-api-key", self.admin_api_keys)):
+            if any(_KEY.fullmatch(key) is None for key in keys):
+                raise ConfigError(f"{flag}: a key is 1 to {MAX_KEY_LENGTH} visible ASCII characters, no blanks")
+        if set(self.api_keys) & set(self.admin_api_keys):
+            raise ConfigError("--admin-api-key: a key is an API key too, it must be another one")
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            raise ConfigError("--ssl-certfile and --ssl-keyfile are needed together")
+        if self.log_format not in LOG_FORMATS:
+            raise ConfigError(f"--log-format must be one of {', '.join(LOG_FORMATS)}, got {self.log_format!r}")
+        for origin in self.allowed_origins:
+            if _ORIGIN.fullmatch(origin) is None:
+                raise ConfigError(
+                    f"--allowed-origins: {origin!r} is not an origin such as https://chat.example.com (no path), or *"
+                )
         if any(not name for name in self.served_model_name):
             raise ConfigError("--served-model-name must not be empty")
+
+    def public(self) -> dict[str, Any]:
+        """All of it but the keys, of which only the number is told."""
+        hidden = {"api_keys": len(self.api_keys), "admin_api_keys": len(self.admin_api_keys)}
+        return {**msgspec.to_builtins(self), **hidden}
 
 
 def model_names(model: str, served_model_name: tuple[str, ...]) -> tuple[str, ...]:

@@ -151,10 +151,10 @@ def test_serve_hands_over_config_and_settings(served: Served, tmp_path: Path) ->
     assert served.config == EngineConfig(model=str(tmp_path), threads=2)
     settings = served.settings
     assert (settings.host, settings.port, settings.served_model_name) == ("::", 0, ("a", "b"))
-    assert (settings.shutdown_timeout, settings.access_log, settings.api_key, settings.log_level) == (
+    assert (settings.shutdown_timeout, settings.access_log, settings.api_keys, settings.log_level) == (
         1.5,
         True,
-        "k",
+        ("k",),
         "debug",
     )
 
@@ -164,10 +164,10 @@ def test_serve_takes_the_default_model_and_the_environment(served: Served, monke
     monkeypatch.setenv("PINNATE_LOG_LEVEL", "warning")
     assert main(["serve"]) == 3
     assert served.config.model == str(default_model_path())
-    assert (served.settings.api_key, served.settings.log_level) == ("secret", "warning")
+    assert (served.settings.api_keys, served.settings.log_level) == (("secret",), "warning")
     assert served.settings.served_model_name == ()
     main(["serve", "--api-key", "flag"])
-    assert served.settings.api_key == "flag"
+    assert served.settings.api_keys == ("flag",)
 
 
 def test_serve_calls_a_model_from_the_hub_by_its_name(
@@ -354,3 +354,41 @@ def test_doctor_without_the_native_module(monkeypatch: pytest.MonkeyPatch, capsy
 def test_doctor_shows_missing_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_PACKAGES", ("no-such-package-here",))
     assert doctor._versions()["no-such-package-here"] == "not installed"
+
+
+def test_serve_takes_keys_from_flags_files_and_the_environment(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PINNATE_API_KEY", "e1, e2")
+    monkeypatch.setenv("PINNATE_ADMIN_API_KEY", "boss")
+    main(["serve"])
+    assert (served.settings.api_keys, served.settings.admin_api_keys) == (("e1", "e2"), ("boss",))
+    file = tmp_path / "keys"
+    file.write_text("# for the batch job\nf1\n\n  f2,with-comma\n")
+    main(["serve", "--api-key", "a,b", "--api-key", "a", "--api-key-file", str(file), "--admin-api-key", "root"])
+    assert served.settings.api_keys == ("a", "b", "f1", "f2,with-comma")
+    assert served.settings.admin_api_keys == ("root",)
+
+
+def test_serve_takes_origins_and_logs(served: Served) -> None:
+    main(["serve", "--allowed-origins", '["https://a.example"]', "--allowed-origins", "https://b.example,*"])
+    assert served.settings.allowed_origins == ("https://a.example", "https://b.example", "*")
+    assert not served.settings.access_log
+    main(["serve", "--log-format", "json"])
+    assert (served.settings.access_log, served.settings.log_format) == (True, "json")
+    main(["serve", "--log-format", "json", "--disable-uvicorn-access-log"])
+    assert not served.settings.access_log
+
+
+@pytest.mark.parametrize("content", [None, b"", b"# nothing\n", b"\xff\xfe"])
+def test_serve_refuses_a_bad_file_of_keys(
+    content: bytes | None, served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "keys"
+    if content is not None:
+        file.write_bytes(content)
+    assert main(["serve", "--api-key-file", str(file)]) == 2
+    assert "--api-key-file" in capsys.readouterr().err
+    assert main(["serve", "--allowed-origins", "[1]"]) == 2
+    assert "--allowed-origins" in capsys.readouterr().err
+    assert not hasattr(served, "config")

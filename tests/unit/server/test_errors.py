@@ -57,7 +57,7 @@ def test_anthropic_form_in_a_stream(error: Exception, _: int, kind: str) -> None
 
 
 async def test_the_router_and_the_key_check_use_it_too() -> None:
-    client = make_client(FakeEngine(), api_key="secret")
+    client = make_client(FakeEngine(), api_keys=("secret",))
     answer = await client.call("GET", "/v1/messages/nothing")
     assert (answer.status, answer.json["error"]["type"]) == (401, "authentication_error")
     answer = await client.call("GET", "/v1/messages/nothing", headers={"authorization": "Bearer secret"})

@@ -1,0 +1,86 @@
+"""Observer: the ASGI layer around all routes and the key check that sees every request begin and end.
+
+Knows: the request's record, its id in and out, who is told at the end. Must not know: what routes do. For a stream it
+costs one plain call per write.
+
+Each answer carries `X-Request-Id`: the client's own if it gave a valid one, else the id of the object in the answer,
+else a new one. What goes wrong in ways nobody foresaw ends here, with a 500; the log gets its place and type, and its
+text at level debug alone, since that may quote a request.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pinnate.server.auth import caller_of
+from pinnate.server.errors import describe, error_response
+from pinnate.server.request_ids import HEADER
+from pinnate.server.request_record import RequestRecord
+
+CLIENT_LEFT = 499  # in logs and metrics: the client was gone before an answer began; nginx's number for it
+
+_logger = logging.getLogger("pinnate.server")
+
+Listener = Callable[[RequestRecord], None]
+
+
+class Observer:
+    """`routes` maps endpoints to the patterns of their paths; `listeners` get each record once, when its request has
+    ended."""
+
+    def __init__(self, app: ASGIApp, routes: Mapping[Any, str], listeners: Sequence[Listener]) -> None:
+        self._app = app
+        self._routes = routes
+        self._listeners = tuple(listeners)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        record = RequestRecord.begin(scope)
+        scope.setdefault("state", {})["record"] = record
+
+        def watch(message: Message) -> Awaitable[None]:
+            return send(_start(message, record) if message["type"] == "http.response.start" else message)
+
+        try:
+            await self._app(scope, receive, watch)
+        except Exception as error:
+            _report(record, error)
+            if record.status:
+                raise  # in the middle of an answer: the connection is cut, so that it does not look complete
+            status, described = describe(error)
+            record.error_code = described.code
+            await error_response(status, described, path=record.path)(scope, receive, watch)
+        finally:
+            record.status = record.status or CLIENT_LEFT
+            record.route = self._routes.get(scope.get("endpoint"))
+            record.caller = caller_of(scope)
+            for listener in self._listeners:
+                listener(record)
+
+
+def _start(message: Message, record: RequestRecord) -> Message:
+    """The beginning of the answer, with the request's id."""
+    record.status = message["status"]
+    headers = []
+    for name, value in message["headers"]:
+        if name.lower() != HEADER:
+            headers.append((name, value))
+        elif not record.has_given_id:
+            record.request_id = value.decode("latin-1")
+    headers.append((HEADER, record.request_id.encode("latin-1")))
+    return {**message, "headers": headers}
+
+
+def _report(record: RequestRecord, error: Exception) -> None:
+    place = "".join(traceback.format_tb(error.__traceback__))
+    _logger.error(
+        "%s %s failed, request %s: %s\n%s", record.method, record.path, record.request_id, type(error).__name__, place
+    )
+    _logger.debug("request %s: %s", record.request_id, error)
