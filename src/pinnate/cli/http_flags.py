@@ -47,7 +47,7 @@ def add_log_arguments(group: argparse._ActionsContainer) -> None:
         group.add_argument(
             spelling, action="store_const", const=False, dest="access_log", default=argparse.SUPPRESS, help=HIDDEN
         )
-    add_flag(group, "--log-level", choices=_LOG_LEVELS, help="default: info, or PINNATE_LOG_LEVEL")
+    add_flag(group, "--log-level", choices=_LOG_LEVELS, metavar="LEVEL", help=", ".join(_LOG_LEVELS))
     add_flag(group, "--log-format", choices=LOG_FORMATS, help=HIDDEN)
 
 
