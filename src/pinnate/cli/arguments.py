@@ -77,7 +77,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("compute")
     add_flag(group, "--dtype", metavar="TYPE", help="auto, bfloat16 or float32")
     add_flag(
-        group, "--quantization", "-q", choices=QUANTIZATIONS,
+        group, "--quantization", "-q", choices=QUANTIZATIONS, metavar="TYPE",
         help="of the weights: none (held in the dtype), int8, or int4 (8 bits where the file holds more than 4)",
     )  # fmt: skip
     add_flag(group, "--threads", "-t", type=int, metavar="N", help="default: the physical cores this process may use")
