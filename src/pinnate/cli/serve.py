@@ -19,7 +19,7 @@ from pinnate.cli.http_flags import add_log_arguments, add_security_arguments, ht
 from pinnate.core.config import read_environment
 from pinnate.server.settings import ServerSettings
 
-_SETTINGS = ("host", "port", "chat_template", "shutdown_timeout", "strict")
+_SETTINGS = ("host", "port", "chat_template", "shutdown_timeout", "strict", "max_logprobs")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         group, "--shutdown-timeout", type=float, metavar="SECONDS",
         help="how long running requests may go on after SIGTERM",
     )  # fmt: skip
+    add_flag(group, "--max-logprobs", type=int, metavar="N", help=argparse.SUPPRESS)
     add_flag(group, "--strict", action="store_const", const=True, help=argparse.SUPPRESS)  # docs/http-api.md
     add_log_arguments(group)
     add_engine_arguments(parser)

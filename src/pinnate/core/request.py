@@ -39,13 +39,15 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
     """One admitted request, immutable. Also the wire message that adds it.
 
     `sampling.max_tokens` and `sampling.seed` are filled in by the facade that makes the Request (never None here).
-    `eos_token_ids` are those of the model; `sampling.ignore_eos` turns them off.
+    `eos_token_ids` are those of the model; `sampling.ignore_eos` turns them off. `bad_word_ids` are
+    `sampling.bad_words` in tokens, for the engine has no tokenizer.
     """
 
     request_id: str
     prompt_token_ids: list[int]
     sampling: SamplingParams
     eos_token_ids: tuple[int, ...] = ()
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
     arrival_time: float = 0.0
     priority: int = 0
     cache_salt: str = ""

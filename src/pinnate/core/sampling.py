@@ -15,7 +15,8 @@ from pinnate.core.errors import InvalidRequestError, UnsupportedError
 from pinnate.core.structured import StructuredOutput
 
 MAX_N = 128
-MAX_LOGPROBS = 20
+MAX_LOGPROBS = 1024  # of an offline LLM; a server has a limit of its own (--max-logprobs)
+MAX_BAD_WORDS = 1024
 MAX_STOP_STRINGS = 16
 SEED_LIMIT = 2**63
 MAX_LENGTH_PENALTY = 8.0
@@ -33,6 +34,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     With `use_beam_search` the n choices are the best of a search of `beam_width` (None: n) hypotheses by their summed
     log-probability / length ** length_penalty; nothing is drawn. `early_stopping` as in transformers: False, True or
     "never" (scheduler/beam_search.py).
+
+    `allowed_token_ids`: no other token is drawn. `bad_words`: their tokens, with and without a blank before them, never
+    come one after the other in the output: the last one is banned where the others have just come.
 
     `structured_output` is the language that every output belongs to; it is over when nothing more may follow. It goes
     before `min_tokens` and `ignore_eos`: those make it as long as the language allows (docs/structured-output.md).
@@ -58,6 +62,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     stop_token_ids: tuple[int, ...] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
@@ -91,6 +97,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise InvalidRequestError(f"stop has more than {MAX_STOP_STRINGS} strings", param="stop")
         if any(not text for text in self.stop):
             raise InvalidRequestError("stop must not contain an empty string", param="stop")
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise InvalidRequestError("allowed_token_ids must not be empty", param="allowed_token_ids")
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            raise InvalidRequestError(f"bad_words has more than {MAX_BAD_WORDS} words", param="bad_words")
+        if any(not word for word in self.bad_words):
+            raise InvalidRequestError("bad_words must not contain an empty string", param="bad_words")
         if self.logprobs is not None:
             _in_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if self.prompt_logprobs is not None:
@@ -136,6 +148,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             "presence_penalty": self.presence_penalty != 0.0,
             "frequency_penalty": self.frequency_penalty != 0.0,
             "repetition_penalty": self.repetition_penalty != 1.0,
+            "allowed_token_ids": self.allowed_token_ids is not None,
+            "bad_words": bool(self.bad_words),
         }
         for name in (name for name, is_given in drawing.items() if is_given):
             raise UnsupportedError(f"{name} is not supported with use_beam_search", param=name)

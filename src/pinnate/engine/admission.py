@@ -52,12 +52,15 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         """
         if not prompt:
             raise InvalidRequestError("the prompt is empty", param="prompt")
+        if params.allowed_token_ids is not None:
+            raise UnsupportedError("allowed_token_ids is not supported by this engine", param="allowed_token_ids")
         if params.structured_output is not None:
             name = params.structured_output.param
             raise UnsupportedError(f"{name} is not supported by this engine", param=name)
         self._check_vocabulary("prompt", prompt)
         self._check_vocabulary("logit_bias", params.logit_bias)
         self._check_vocabulary("stop_token_ids", params.stop_token_ids)
+        self._check_vocabulary("allowed_token_ids", params.allowed_token_ids or ())
         if params.num_sequences > self.max_num_seqs:
             name = "n" if params.num_sequences == params.n else "beam_width"
             raise InvalidRequestError(
@@ -143,6 +146,7 @@ class Admission:
         cache_salt: str = "",
         priority: int = 0,
         cache_report: bool = False,
+        bad_word_ids: tuple[tuple[int, ...], ...] = (),
     ) -> Request:
         """Checks everything (see Limits.check), then fills in `max_tokens` and `seed`."""
         self.limits.check(prompt, params)
@@ -158,6 +162,7 @@ class Admission:
                 params, max_tokens=max_tokens, seed=seed, min_tokens=min(params.min_tokens, max_tokens)
             ),
             eos_token_ids=self._eos_token_ids,
+            bad_word_ids=bad_word_ids,
             arrival_time=time(),
             priority=priority,
             cache_salt=cache_salt,

@@ -26,6 +26,7 @@ from pinnate.engine.model_text import ModelText, load_model_text
 from pinnate.engine.open_requests import OpenRequests
 from pinnate.engine.output_processor import OutputProcessor
 from pinnate.engine.stream import RequestStream
+from pinnate.text.bad_words import bad_word_ids
 from pinnate.text.chat_template import ChatTemplate
 from pinnate.text.tokenizer import Tokenizer
 
@@ -149,6 +150,7 @@ class AsyncEngine:
         """
         self._check_ready()
         wire_id = f"{request_id}:{next(self._numbers)}"
+        bad_words = await self._bad_words(params) if params.bad_words else ()
         request = self._admission.make_request(
             wire_id,
             prompt_token_ids,
@@ -156,11 +158,12 @@ class AsyncEngine:
             cache_salt=cache_salt,
             priority=priority,
             cache_report=cache_report,
+            bad_word_ids=bad_words,
         )
         self.check_queue(len(prompt_token_ids))
         channel, place = self._open.add(OutputProcessor(request, self.tokenizer), len(prompt_token_ids))
         self._client.send(request)
-        return RequestStream(request_id, channel, place, lambda: self._abort(wire_id))
+        return RequestStream(request_id, channel, place, lambda: self._abort(wire_id), lambda: self._stop(wire_id))
 
     def check_queue(self, num_prompt_tokens: int = 0) -> None:
         """Whether one more request would be taken; `submit` asks this too. For a refusal before any work is done.
@@ -224,6 +227,15 @@ class AsyncEngine:
     def _abort(self, wire_id: str) -> None:
         if self._open.end(wire_id) and self._state == "ready":
             self._client.send(Abort([wire_id]))
+
+    def _stop(self, wire_id: str) -> None:
+        if self._state == "ready":
+            self._client.send(Abort([wire_id]))
+
+    async def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        if sum(map(len, params.bad_words)) <= THREAD_CHARACTERS:
+            return bad_word_ids(self.tokenizer, params.bad_words)
+        return await asyncio.to_thread(bad_word_ids, self.tokenizer, params.bad_words)
 
     async def _supervise(self) -> None:
         """Reads outputs while the engine lives, starts another one when it has died."""

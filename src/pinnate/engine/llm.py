@@ -25,6 +25,7 @@ from pinnate.engine.admission import Admission, Limits
 from pinnate.engine.inproc import InprocClient
 from pinnate.engine.model_text import load_model_text
 from pinnate.engine.output_processor import OutputDelta, OutputProcessor
+from pinnate.text.bad_words import bad_word_ids
 from pinnate.text.chat_template import ChatTemplate
 from pinnate.text.tokenizer import Tokenizer
 from pinnate.weights.resolve import resolve_model
@@ -190,7 +191,9 @@ class LLM:
         self, texts: Sequence[str | None], ids: Sequence[list[int]], params: Sequence[SamplingParams], use_tqdm: bool
     ) -> list[RequestOutput]:
         requests = [
-            self._admission.make_request(str(next(self._numbers)), prompt, param)
+            self._admission.make_request(
+                str(next(self._numbers)), prompt, param, bad_word_ids=bad_word_ids(self.tokenizer, param.bad_words)
+            )
             for prompt, param in zip(ids, params, strict=True)
         ]
         run = _Run(self._client, self.tokenizer, self._admission.limits.max_sequences)

@@ -63,11 +63,19 @@ class RequestStream:
         EngineError: the engine failed while it worked on this request (EngineDeadError: its process ended).
     """
 
-    def __init__(self, request_id: str, channel: Channel, place: Place, abort: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        channel: Channel,
+        place: Place,
+        abort: Callable[[], None],
+        stop: Callable[[], None] | None = None,
+    ) -> None:
         self.request_id = request_id
         self._channel = channel
         self._place = place
         self._abort = abort
+        self._stop = stop or abort
 
     @property
     def is_waiting(self) -> bool:
@@ -77,6 +85,10 @@ class RequestStream:
     def abort(self) -> None:
         """Tells the engine to stop; the iteration ends after what has arrived. No effect on an ended request."""
         self._abort()
+
+    def stop(self) -> None:
+        """Asks the engine to end the request. Its consumer goes on until the choices end, with FinishReason.ABORT."""
+        self._stop()
 
     async def __aiter__(self) -> AsyncIterator[OutputDelta]:
         try:

@@ -62,6 +62,8 @@ def _samples(seq: Sequence, state: RequestState) -> tuple[Sample, ...]:
         return state.beams.samples(seq)
     history = seq.token_ids if params.needs_history else None
     banned = tuple(sorted(state.stop_tokens)) if position - num_prompt < params.min_tokens else ()
+    if state.bad_words is not None:
+        banned = (*banned, *state.bad_words.banned_next(seq.token_ids, num_prompt))
     indices = state.unforked or (seq.index,)
     return tuple([Sample(params, request.seed, i, position, history, num_prompt, banned) for i in indices])
 

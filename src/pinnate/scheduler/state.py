@@ -12,6 +12,7 @@ from pinnate.core.batch import TokenLogprobs
 from pinnate.core.messages import CacheReport
 from pinnate.core.request import Request, Sequence
 from pinnate.core.sampling import SamplingParams
+from pinnate.scheduler.bad_words import BadWords
 from pinnate.scheduler.beam_search import StopScanner
 from pinnate.scheduler.beams import BeamGroup
 
@@ -42,12 +43,15 @@ class RequestState:
     overtaken: int = 0  # how many later requests were admitted first
     num_cached_tokens: int = 0  # of the prompt, at first admission
     beams: BeamGroup | None = None
+    bad_words: BadWords | None = None
 
     @classmethod
     def of(cls, request: Request, number: int, find_stops: StopFinder | None = None) -> RequestState:
         params = request.sampling
         eos = () if params.ignore_eos else request.eos_token_ids
         state = cls(request, number, frozenset((*eos, *params.stop_token_ids)), list(range(params.num_sequences)))
+        if request.bad_word_ids:
+            state.bad_words = BadWords(request.bad_word_ids)
         if params.use_beam_search:
             scanner = find_stops(params) if params.stop and find_stops is not None else None
             state.beams = BeamGroup(request, state.stop_tokens, scanner)

@@ -40,7 +40,8 @@ def choose(job: Job, gathered: Gathered) -> tuple[Job, Gathered]:
         return job, gathered
     shown = replace(job, params=job.shown, shown=None)
     best = Gathered(shown)
-    best.prompt_scores = gathered.prompt_scores
+    best.prompt_scores, best.cache_reports = gathered.prompt_scores, gathered.cache_reports
+    best.stopwatch = gathered.stopwatch
     candidates = job.params.n
     for number in range(len(job.prompts)):
         of_prompt = gathered.choices[number * candidates : (number + 1) * candidates]

@@ -8,7 +8,6 @@ is what templates know.
 from __future__ import annotations
 
 import asyncio
-import uuid
 from typing import TYPE_CHECKING, Any
 
 from pinnate.core.errors import InvalidRequestError, UnsupportedError
@@ -21,7 +20,9 @@ from pinnate.server.params import (
     check_model,
     check_priority,
     includes_usage,
+    object_id,
     sampling_params,
+    truncation,
 )
 from pinnate.server.protocol.chat import UNSUPPORTED_CHAT, UNSUPPORTED_MESSAGE, ChatMessage, ChatRequest, TextPart
 from pinnate.server.protocol.operator import TokenizeRequest
@@ -49,18 +50,21 @@ async def prepare(state: ServerState, engine: AsyncEngine, fields: dict[str, Any
     model = check_model(request.model, state.model_names)
     max_tokens = _max_tokens(request)
     params = sampling_params(
-        request, max_tokens=max_tokens, logprobs=_logprobs(request), prompt_logprobs=request.prompt_logprobs
+        request,
+        max_tokens=max_tokens,
+        logprobs=_logprobs(request),
+        prompt_logprobs=request.prompt_logprobs,
+        max_logprobs=state.settings.max_logprobs,
     )
-    if request.stream and request.prompt_logprobs is not None:
-        raise InvalidRequestError("prompt_logprobs is not available with stream: true", param="prompt_logprobs")
+    request_id = object_id("chatcmpl", request.request_id)
     include_usage = includes_usage(request, notes)
     check_cache_report(request.cache_report, engine.info)
     salt, priority = check_cache_salt(request.cache_salt), check_priority(request.priority)
     token_ids = await render_and_tokenize(state, engine, request.messages, request, notes)
     return Job(
-        id=f"chatcmpl-{uuid.uuid4().hex}",
+        id=request_id,
         model=model,
-        prompts=[Prompt(token_ids=token_ids)],
+        prompts=[Prompt(token_ids=token_ids, text=_continued(request) if request.echo else "")],
         params=params,
         stream=request.stream,
         include_usage=include_usage,
@@ -68,7 +72,10 @@ async def prepare(state: ServerState, engine: AsyncEngine, fields: dict[str, Any
         cache_report=request.cache_report,
         priority=priority,
         prompt_logprobs=request.prompt_logprobs is not None,
+        echo=request.echo,
         return_token_ids=request.return_token_ids,
+        return_tokens_as_token_ids=request.return_tokens_as_token_ids,
+        return_timings=request.return_timings,
         warnings=tuple(notes.warnings),
     )
 
@@ -113,7 +120,9 @@ async def render_and_tokenize(
 
     size = sum(len(message["content"]) + 32 for message in checked)
     text = await asyncio.to_thread(render) if size > LARGE_CHARACTERS else render()
-    return await tokenize(state, engine, text, add_special_tokens=bool(flags.add_special_tokens), param="messages")
+    keep = truncation(flags, engine.max_model_len) if isinstance(flags, ChatRequest) else None
+    special = bool(flags.add_special_tokens)
+    return await tokenize(state, engine, text, add_special_tokens=special, param="messages", keep=keep)
 
 
 def check_messages(messages: list[dict[str, Any]], notes: FieldNotes) -> list[dict[str, Any]]:
@@ -169,6 +178,12 @@ def _max_tokens(request: ChatRequest) -> int | None:
             f"max_completion_tokens ({new}) and max_tokens ({old}) must not differ", param="max_completion_tokens"
         )
     return old if new is None else new
+
+
+def _continued(request: ChatRequest) -> str:
+    """The text of a last message of the assistant, which the answer goes on with."""
+    (last,) = check_messages(request.messages[-1:], FieldNotes(strict=False))
+    return str(last["content"]) if last["role"] == "assistant" else ""
 
 
 def _logprobs(request: ChatRequest) -> int | None:

@@ -6,7 +6,6 @@ Knows: the four forms of a prompt, echo, scoring. Must not know: how a Job runs.
 from __future__ import annotations
 
 import asyncio
-import uuid
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -23,7 +22,9 @@ from pinnate.server.params import (
     check_model,
     check_priority,
     includes_usage,
+    object_id,
     sampling_params,
+    truncation,
 )
 from pinnate.server.protocol.completions import UNSUPPORTED_COMPLETION, CompletionRequest
 from pinnate.server.state import ServerState
@@ -54,13 +55,18 @@ async def prepare(state: ServerState, engine: AsyncEngine, fields: dict[str, Any
         beams=request.use_beam_search,
     )
     params = sampling_params(
-        request, max_tokens=request.max_tokens, logprobs=request.logprobs, prompt_logprobs=scored, best_of=best_of
+        request,
+        max_tokens=request.max_tokens,
+        logprobs=request.logprobs,
+        prompt_logprobs=scored,
+        best_of=best_of,
+        max_logprobs=state.settings.max_logprobs,
     )
     include_usage = includes_usage(request, notes)
     check_cache_report(request.cache_report, engine.info)
     salt, priority = check_cache_salt(request.cache_salt), check_priority(request.priority)
-    special = True if request.add_special_tokens is None else request.add_special_tokens
-    prompts = await _read_prompts(state, engine, request.prompt, special, echo=request.echo)
+    request_id = object_id("cmpl", request.request_id)
+    prompts = await _PromptReader(state, engine, request).read()
     if request.max_tokens is None:
         longest = max(len(prompt.token_ids) for prompt in prompts)
         room = max(1, engine.max_model_len - longest)
@@ -70,7 +76,7 @@ async def prepare(state: ServerState, engine: AsyncEngine, fields: dict[str, Any
         shown = msgspec.structs.replace(params, n=request.n)
         params = msgspec.structs.replace(params, logprobs=request.logprobs or 0)
     return Job(
-        id=f"cmpl-{uuid.uuid4().hex}",
+        id=request_id,
         model=model,
         prompts=prompts,
         params=params,
@@ -82,6 +88,8 @@ async def prepare(state: ServerState, engine: AsyncEngine, fields: dict[str, Any
         echo=request.echo,
         prompt_logprobs=request.prompt_logprobs is not None,
         return_token_ids=request.return_token_ids,
+        return_tokens_as_token_ids=request.return_tokens_as_token_ids,
+        return_timings=request.return_timings,
         shown=shown,
         warnings=tuple(notes.warnings),
     )
@@ -90,8 +98,6 @@ async def prepare(state: ServerState, engine: AsyncEngine, fields: dict[str, Any
 def _scored_alternatives(request: CompletionRequest) -> int | None:
     """How many alternatives of each prompt token to score; None for no scoring. An echo shows its tokens' logprobs."""
     asked, echoed = request.prompt_logprobs, request.logprobs if request.echo else None
-    if asked is not None and request.stream:
-        raise InvalidRequestError("prompt_logprobs is not available with stream: true", param="prompt_logprobs")
     if asked is not None and echoed is not None and asked != echoed:
         raise InvalidRequestError("prompt_logprobs must equal logprobs where echo is true", param="prompt_logprobs")
     if request.echo and request.max_tokens == 0:
@@ -99,46 +105,58 @@ def _scored_alternatives(request: CompletionRequest) -> int | None:
     return echoed if asked is None else asked
 
 
-async def _read_prompts(
-    state: ServerState,
-    engine: AsyncEngine,
-    given: str | list[str | int | list[int]],
-    add_special_tokens: bool,
-    *,
-    echo: bool,
-) -> list[Prompt]:
-    """
-    Raises:
-        InvalidRequestError: an empty prompt, or a list of mixed kinds. Ids are checked by the engine.
-    """
-    members: list[str | int | list[int]] = [given] if isinstance(given, str) else given
-    if not members:
-        raise InvalidRequestError("prompt must not be empty", param="prompt")
-    if all(isinstance(member, int) for member in members):
-        return [await _from_ids(engine, [m for m in members if isinstance(m, int)], echo)]
-    if len(members) > MAX_PROMPTS:
-        raise InvalidRequestError(
-            f"prompt has {len(members)} members, at most {MAX_PROMPTS} are allowed", param="prompt"
-        )
-    prompts = []
-    for member in members:
-        if isinstance(member, int) or type(member) is not type(members[0]):
-            raise InvalidRequestError("prompt must be a text, ids, or a list of one of them", param="prompt")
-        if not member:
+class _PromptReader:
+    """The prompts of one request, in any of the four forms."""
+
+    def __init__(self, state: ServerState, engine: AsyncEngine, request: CompletionRequest) -> None:
+        self._state = state
+        self._engine = engine
+        self._given = request.prompt
+        self._special = request.add_special_tokens is not False
+        self._echo = request.echo
+        self._keep = truncation(request, engine.max_model_len)
+
+    async def read(self) -> list[Prompt]:
+        """
+        Raises:
+            InvalidRequestError: an empty prompt, or a list of mixed kinds. Ids are checked by the engine.
+        """
+        members: list[str | int | list[int]] = [self._given] if isinstance(self._given, str) else self._given
+        if not members:
             raise InvalidRequestError("prompt must not be empty", param="prompt")
-        if isinstance(member, str):
-            token_ids = await tokenize(state, engine, member, add_special_tokens=add_special_tokens, param="prompt")
-            prompts.append(Prompt(token_ids=token_ids, text=member if echo else ""))
-        else:
-            prompts.append(await _from_ids(engine, member, echo))
-    return prompts
+        if all(isinstance(member, int) for member in members):
+            return [await self._from_ids([m for m in members if isinstance(m, int)])]
+        if len(members) > MAX_PROMPTS:
+            raise InvalidRequestError(
+                f"prompt has {len(members)} members, at most {MAX_PROMPTS} are allowed", param="prompt"
+            )
+        prompts = []
+        for member in members:
+            if isinstance(member, int) or type(member) is not type(members[0]):
+                raise InvalidRequestError("prompt must be a text, ids, or a list of one of them", param="prompt")
+            if not member:
+                raise InvalidRequestError("prompt must not be empty", param="prompt")
+            read = self._from_text(member) if isinstance(member, str) else self._from_ids(member)
+            prompts.append(await read)
+        return prompts
 
+    async def _from_text(self, text: str) -> Prompt:
+        token_ids = await tokenize(
+            self._state, self._engine, text, add_special_tokens=self._special, param="prompt", keep=self._keep
+        )
+        if not self._echo:
+            return Prompt(token_ids=token_ids)
+        return Prompt(token_ids=token_ids, text=text if self._keep is None else await self._text_of(token_ids))
 
-async def _from_ids(engine: AsyncEngine, token_ids: list[int], echo: bool) -> Prompt:
-    if not echo:
-        return Prompt(token_ids=token_ids)
-    for token_id in token_ids:
-        if not 0 <= token_id < engine.vocab_size:
-            raise InvalidRequestError(f"prompt: token id {token_id} is not in the vocabulary", param="prompt")
-    text = await asyncio.to_thread(engine.tokenizer.decode, token_ids, skip_special_tokens=False)
-    return Prompt(token_ids=token_ids, text=text)
+    async def _from_ids(self, token_ids: list[int]) -> Prompt:
+        if self._keep is not None:
+            token_ids = self._keep.cut(token_ids)
+        if not self._echo:
+            return Prompt(token_ids=token_ids)
+        for token_id in token_ids:
+            if not 0 <= token_id < self._engine.vocab_size:
+                raise InvalidRequestError(f"prompt: token id {token_id} is not in the vocabulary", param="prompt")
+        return Prompt(token_ids=token_ids, text=await self._text_of(token_ids))
+
+    async def _text_of(self, token_ids: list[int]) -> str:
+        return await asyncio.to_thread(self._engine.tokenizer.decode, token_ids, skip_special_tokens=False)

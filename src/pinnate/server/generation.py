@@ -56,6 +56,8 @@ class Job:
     echo: bool = False
     prompt_logprobs: bool = False
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    return_timings: bool = False
     shown: SamplingParams | None = None
     new_parser: Callable[[], ChatParser] = PlainParser
     warnings: tuple[FieldWarning, ...] = ()

@@ -15,6 +15,12 @@ from pinnate.server.protocol.completions import CompletionLogprobs
 
 TokenBytes = Callable[[int], bytes]
 
+LEAST = -9999.0  # what is shown for a probability of 0, and where a number is none: JSON has no infinity
+
+
+def finite(logprob: float) -> float:
+    return logprob if logprob >= LEAST else LEAST  # so written that NaN becomes LEAST
+
 
 def _entries(scored: TokenLogprobs) -> list[tuple[int, float]]:
     """The most likely tokens, best first, and the scored one after them if it is not among them."""
@@ -23,17 +29,22 @@ def _entries(scored: TokenLogprobs) -> list[tuple[int, float]]:
     return [*scored.top, (scored.token_id, scored.logprob)]
 
 
-def chat_logprobs(scored: Sequence[TokenLogprobs], token_bytes: TokenBytes) -> ChatLogprobs:
-    """`top_logprobs` of a token is empty where none were asked for."""
+def chat_logprobs(scored: Sequence[TokenLogprobs], token_bytes: TokenBytes, *, as_ids: bool = False) -> ChatLogprobs:
+    """`top_logprobs` of a token is empty where none were asked for. `as_ids` names tokens `token_id:N`."""
     content = []
     for entry in scored:
         own = token_bytes(entry.token_id)
         top = []
         for token_id, logprob in _entries(entry) if entry.top else ():
             raw = token_bytes(token_id)
-            top.append(TopLogprob(raw.decode("utf-8", "replace"), logprob, list(raw)))
-        content.append(ChatTokenLogprob(own.decode("utf-8", "replace"), entry.logprob, list(own), top))
+            top.append(TopLogprob(_chat_name(token_id, raw, as_ids), finite(logprob), list(raw)))
+        name = _chat_name(entry.token_id, own, as_ids)
+        content.append(ChatTokenLogprob(name, finite(entry.logprob), list(own), top))
     return ChatLogprobs(content)
+
+
+def _chat_name(token_id: int, raw: bytes, as_ids: bool) -> str:
+    return f"token_id:{token_id}" if as_ids else raw.decode("utf-8", "replace")
 
 
 def token_string(raw: bytes) -> str:
@@ -48,11 +59,12 @@ class LogprobsWriter:
     """Writes the older form for one choice, piece by piece; owns the running text offset.
 
     A token's offset is the number of characters that begin before its first byte. `is_hidden` tells which tokens add
-    nothing to the text (special tokens that are skipped).
+    nothing to the text (special tokens that are skipped). `as_ids` names tokens `token_id:N`.
     """
 
-    def __init__(self, token_bytes: TokenBytes, is_hidden: Callable[[int], bool]) -> None:
+    def __init__(self, token_bytes: TokenBytes, is_hidden: Callable[[int], bool], *, as_ids: bool = False) -> None:
         self._token_bytes = token_bytes
+        self._as_ids = as_ids
         self._is_hidden = is_hidden
         self._offset = 0
 
@@ -66,16 +78,19 @@ class LogprobsWriter:
         out = CompletionLogprobs([], [], [], [])
         for place, (token_id, entry) in enumerate(zip(token_ids, scored, strict=True)):
             raw = self._token_bytes(token_id)
-            out.tokens.append(token_string(raw))
+            out.tokens.append(self._name(token_id))
             out.text_offset.append(self._offset)
-            out.token_logprobs.append(None if entry is None else entry.logprob)
+            out.token_logprobs.append(None if entry is None else finite(entry.logprob))
             out.top_logprobs.append(None if entry is None else self._top(entry))
             if place < num_prompt_tokens or not self._is_hidden(token_id):
                 self._offset += sum((byte & 0xC0) != 0x80 for byte in raw)  # bytes that begin a character
         return out
 
     def _top(self, entry: TokenLogprobs) -> dict[str, float]:
-        return {token_string(self._token_bytes(token_id)): logprob for token_id, logprob in _entries(entry)}
+        return {self._name(token_id): finite(logprob) for token_id, logprob in _entries(entry)}
+
+    def _name(self, token_id: int) -> str:
+        return f"token_id:{token_id}" if self._as_ids else token_string(self._token_bytes(token_id))
 
 
 def prompt_logprobs(scored: Sequence[TokenLogprobs | None], token_bytes: TokenBytes) -> PromptLogprobs:
@@ -89,7 +104,9 @@ def prompt_logprobs(scored: Sequence[TokenLogprobs | None], token_bytes: TokenBy
         ranks[entry.token_id] = entry.rank
         out.append(
             {
-                str(token_id): PromptLogprob(logprob, ranks[token_id], token_bytes(token_id).decode("utf-8", "replace"))
+                str(token_id): PromptLogprob(
+                    finite(logprob), ranks[token_id], token_bytes(token_id).decode("utf-8", "replace")
+                )
                 for token_id, logprob in _entries(entry)
             }
         )

@@ -6,13 +6,17 @@ vocabulary, KV pool), which `AsyncEngine.submit` checks.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from pinnate.core.errors import InvalidRequestError, NotFoundError, UnsupportedError
 from pinnate.core.sampling import SamplingParams
 from pinnate.server.body import FieldNotes, convert
 from pinnate.server.protocol.common import GenerationFields, StreamOptions
+from pinnate.server.request_ids import check_request_id
+from pinnate.server.settings import DEFAULT_MAX_LOGPROBS
 from pinnate.server.structured import CONSTRAINTS, structured_output
 
 MAX_PROMPTS = 1024
@@ -49,13 +53,21 @@ def sampling_params(
     logprobs: int | None,
     prompt_logprobs: int | None,
     best_of: int | None = None,
+    max_logprobs: int = DEFAULT_MAX_LOGPROBS,
 ) -> SamplingParams:
-    """`best_of`: so many beams, or candidates of which best_of.py chooses, in place of n.
+    """`best_of`: so many beams, or candidates of which best_of.py chooses, in place of n. `max_logprobs`: the server's
+    limit for alternatives of a token.
 
     Raises:
         InvalidRequestError: naming the field that is out of range.
     """
     beams = fields.use_beam_search
+    name = "top_logprobs" if "top_logprobs" in fields.__struct_fields__ else "logprobs"
+    for param, value in ((name, logprobs), ("prompt_logprobs", prompt_logprobs)):
+        if value is not None and not 0 <= value <= max_logprobs:
+            limit = f"{param} must be at least 0 and at most {max_logprobs} (--max-logprobs), got {value}"
+            raise InvalidRequestError(limit, param=param)
+    stop = [fields.stop] if isinstance(fields.stop, str) else fields.stop
     return SamplingParams(
         n=fields.n if beams or best_of is None else best_of,
         use_beam_search=beams,
@@ -73,10 +85,12 @@ def sampling_params(
         repetition_penalty=fields.repetition_penalty,
         logit_bias=_logit_bias(fields.logit_bias),
         seed=fields.seed,
-        stop=(fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop),
-        stop_token_ids=tuple(fields.stop_token_ids),
+        stop=tuple(text for text in stop if isinstance(text, str)),
+        stop_token_ids=(*fields.stop_token_ids, *(token for token in stop if isinstance(token, int))),
         include_stop_str_in_output=fields.include_stop_str_in_output,
         ignore_eos=fields.ignore_eos,
+        allowed_token_ids=None if fields.allowed_token_ids is None else tuple(fields.allowed_token_ids),
+        bad_words=tuple(fields.bad_words),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         skip_special_tokens=fields.skip_special_tokens,
@@ -102,6 +116,46 @@ def check_priority(priority: int) -> int:
     if not -(2**31) <= priority < 2**31:
         raise InvalidRequestError(f"priority must fit in 32 bits, got {priority}", param="priority")
     return priority
+
+
+def object_id(prefix: str, request_id: str | None) -> str:
+    """The id of an answer: of the client's choice, after the prefix that tells the kind, or a new one.
+
+    Raises:
+        InvalidRequestError: `request_id` is too long, or has characters that do not belong into logs.
+    """
+    return f"{prefix}-{uuid.uuid4().hex if request_id is None else check_request_id(request_id)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """How many tokens of a prompt to keep, and which end of it goes."""
+
+    tokens: int
+    side: Literal["left", "right"] = "left"
+
+    def cut(self, token_ids: list[int]) -> list[int]:
+        return token_ids[-self.tokens :] if self.side == "left" else token_ids[: self.tokens]
+
+
+def truncation(fields: GenerationFields, max_model_len: int) -> Truncation | None:
+    """-1 keeps what fits the context beside the output that is asked for.
+
+    Raises:
+        InvalidRequestError: 0, less than -1, or more than the context.
+    """
+    asked = fields.truncate_prompt_tokens
+    if asked is None:
+        if fields.truncation_side is not None:
+            raise InvalidRequestError("truncation_side needs truncate_prompt_tokens", param="truncation_side")
+        return None
+    if not (asked == -1 or 1 <= asked <= max_model_len):
+        raise InvalidRequestError(
+            f"truncate_prompt_tokens must be -1 or from 1 to the context of {max_model_len} tokens, got {asked}",
+            param="truncate_prompt_tokens",
+        )
+    output = fields.max_tokens or getattr(fields, "max_completion_tokens", None) or 1
+    return Truncation(max(1, max_model_len - output) if asked == -1 else asked, fields.truncation_side or "left")
 
 
 def check_max_tokens(value: int | None, *, name: str, may_be_zero: bool) -> None:

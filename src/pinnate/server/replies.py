@@ -17,10 +17,18 @@ from pinnate.server.cache_report import Vocabulary, show_report
 from pinnate.server.chat_events import TOOL_CALLS, MessageParts, read_message
 from pinnate.server.generation import Job, Output
 from pinnate.server.logprobs import LogprobsWriter, chat_logprobs, prompt_logprobs
-from pinnate.server.protocol.chat import AnswerMessage, ChatChoice, ChatCompletion, FunctionCall, ToolCall
+from pinnate.server.protocol.chat import (
+    AnswerMessage,
+    ChatChoice,
+    ChatCompletion,
+    ChatLogprobs,
+    FunctionCall,
+    ToolCall,
+)
 from pinnate.server.protocol.common import CacheReport as ShownReport
 from pinnate.server.protocol.common import PromptLogprobs, Usage
 from pinnate.server.protocol.completions import Completion, CompletionChoice, CompletionLogprobs
+from pinnate.server.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from msgspec import UnsetType
@@ -57,8 +65,11 @@ class Gathered:
         self.choices = [Choice() for _ in range(job.num_choices)]
         self.prompt_scores: dict[int, list[TokenLogprobs | None]] = {}
         self.cache_reports: dict[int, CacheReport] = {}  # by prompt
+        self.stopwatch = Stopwatch(job) if job.return_timings else None
 
     def add(self, outputs: list[Output]) -> None:
+        if self.stopwatch is not None:
+            self.stopwatch.add(outputs)
         for number, delta in outputs:
             choice = self.choices[number * self._n + delta.index]
             choice.texts.append(delta.text)
@@ -99,6 +110,7 @@ def completion(job: Job, gathered: Gathered, usage: Usage, vocabulary: Vocabular
         choices=choices,
         usage=usage,
         cache_report=_cache_reports(job, gathered, vocabulary),
+        timings=UNSET if gathered.stopwatch is None else gathered.stopwatch.timings(),
         warnings=shown_warnings(job),
     )
 
@@ -120,13 +132,23 @@ def completion_logprobs(
 
 def logprobs_writer(job: Job, vocabulary: Vocabulary) -> LogprobsWriter:
     skip = job.params.skip_special_tokens
-    return LogprobsWriter(vocabulary.token_bytes, lambda token_id: skip and vocabulary.is_special(token_id))
+    return LogprobsWriter(
+        vocabulary.token_bytes,
+        lambda token_id: skip and vocabulary.is_special(token_id),
+        as_ids=job.return_tokens_as_token_ids,
+    )
 
 
 def shown_prompt_logprobs(
     job: Job, scores: list[TokenLogprobs | None], vocabulary: Vocabulary
 ) -> PromptLogprobs | UnsetType:
     return prompt_logprobs(scores, vocabulary.token_bytes) if job.prompt_logprobs else UNSET
+
+
+def shown_logprobs(job: Job, scored: list[TokenLogprobs], vocabulary: Vocabulary) -> ChatLogprobs | None:
+    if job.params.logprobs is None:
+        return None
+    return chat_logprobs(scored, vocabulary.token_bytes, as_ids=job.return_tokens_as_token_ids)
 
 
 def shown_warnings(job: Job) -> list[FieldWarning] | UnsetType:
@@ -138,8 +160,8 @@ def chat_completion(job: Job, gathered: Gathered, usage: Usage, vocabulary: Voca
     choices = [
         ChatChoice(
             index=index,
-            message=_answer(message),
-            logprobs=None if job.params.logprobs is None else chat_logprobs(choice.logprobs, vocabulary.token_bytes),
+            message=_answer(message, job.prompts[0].text if job.echo else ""),
+            logprobs=shown_logprobs(job, choice.logprobs, vocabulary),
             finish_reason=TOOL_CALLS if message.calls and choice.finish_reason == "stop" else choice.finish_reason,
             stop_reason=choice.stop_reason,
             token_ids=choice.token_ids if job.return_token_ids else UNSET,
@@ -155,17 +177,18 @@ def chat_completion(job: Job, gathered: Gathered, usage: Usage, vocabulary: Voca
         prompt_logprobs=shown_prompt_logprobs(job, gathered.prompt_scores.get(0, []), vocabulary),
         prompt_token_ids=job.prompts[0].token_ids if job.return_token_ids else UNSET,
         cache_report=_cache_reports(job, gathered, vocabulary),
+        timings=UNSET if gathered.stopwatch is None else gathered.stopwatch.timings(),
         warnings=shown_warnings(job),
     )
 
 
-def _answer(message: MessageParts) -> AnswerMessage:
+def _answer(message: MessageParts, echoed: str) -> AnswerMessage:
     calls = [
         ToolCall(id=call.id, function=FunctionCall(name=call.name, arguments=call.arguments)) for call in message.calls
     ]
     reasoning = UNSET if message.reasoning is None else message.reasoning
     return AnswerMessage(
-        content=None if calls and not message.content else message.content,
+        content=None if calls and not (echoed or message.content) else echoed + message.content,
         reasoning=reasoning,
         reasoning_content=reasoning,
         tool_calls=calls or UNSET,

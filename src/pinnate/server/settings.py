@@ -13,9 +13,11 @@ import msgspec
 
 from pinnate.core.errors import ConfigError
 from pinnate.core.logs import LOG_FORMATS
+from pinnate.core.sampling import MAX_LOGPROBS
 
 # What a GGUF's file name says after the model's own name: `Model.Q4_1.gguf`, `model-q4_k_m.gguf`, `m-BF16.gguf`.
 _QUANTISATION = re.compile(r"[.\-](?:I?Q\d\w*|BF16|F16|F32)$", re.IGNORECASE)
+DEFAULT_MAX_LOGPROBS = 20
 MAX_KEY_LENGTH = 512
 _KEY = re.compile(rf"[!-~]{{1,{MAX_KEY_LENGTH}}}")
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\s@*]+")
@@ -29,7 +31,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     requests in flight may go on after SIGTERM. `port` 0 takes a free one. `strict` refuses requests with unknown
     fields, which otherwise get a warning. `api_keys`: one of them is needed of clients; none: everybody may call.
     `admin_api_keys`: with them set, the operator's routes need one of these. `allowed_origins`: of web pages that may
-    call (CORS), `*` is all. `access_log`: one line for each request.
+    call (CORS), `*` is all. `access_log`: one line for each request. `max_logprobs`:
+    alternatives that a request may ask for at each token.
 
     Raises:
         ConfigError: a value is out of range; the message names the flag.
@@ -46,6 +49,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     chat_template: str | None = None
     shutdown_timeout: float = 30.0
     max_body_bytes: int = 32 * 2**20
+    max_logprobs: int = DEFAULT_MAX_LOGPROBS
     strict: bool = False
     access_log: bool = False
     log_level: str = "info"
@@ -56,6 +60,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"--port must be from 0 to 65535, got {self.port}")
         if not self.shutdown_timeout >= 0:
             raise ConfigError(f"--shutdown-timeout must be at least 0, got {self.shutdown_timeout}")
+        if not 0 <= self.max_logprobs <= MAX_LOGPROBS:
+            raise ConfigError(f"--max-logprobs must be from 0 to {MAX_LOGPROBS}, got {self.max_logprobs}")
         if self.max_body_bytes < 1024:
             raise ConfigError(f"max_body_bytes must be at least 1024, got {self.max_body_bytes}")
         for flag, keys in (("--api-key", self.api_keys), ("--admin-api-key", self.admin_api_keys)):

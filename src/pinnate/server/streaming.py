@@ -20,11 +20,12 @@ from pinnate.server.cache_report import Vocabulary, show_report
 from pinnate.server.chat_events import ChoiceEvents
 from pinnate.server.errors import ErrorObject, error_bytes
 from pinnate.server.generation import Job, Output
-from pinnate.server.logprobs import LogprobsWriter, chat_logprobs
+from pinnate.server.logprobs import LogprobsWriter
 from pinnate.server.protocol.chat import ChatChunk, ChatChunkChoice, Delta, FunctionCall, ToolCallChunk
 from pinnate.server.protocol.common import Usage
 from pinnate.server.protocol.completions import Completion, CompletionChoice
-from pinnate.server.replies import logprobs_writer
+from pinnate.server.replies import logprobs_writer, shown_logprobs, shown_prompt_logprobs
+from pinnate.server.stopwatch import Stopwatch
 from pinnate.text.parsers.events import ChatEvent, ContentDelta, ReasoningDelta, ToolCallDelta, ToolCallStart
 
 if TYPE_CHECKING:
@@ -74,6 +75,16 @@ def report_event(
     return event(_encode(msgspec.structs.replace(chunk, cache_report=[shown])))
 
 
+def last_events(chunk: ChatChunk | Completion, job: Job, usage: Usage, stopwatch: Stopwatch | None) -> bytes:
+    """One chunk without choices for the usage and the timings, where asked for; then [DONE]."""
+    members: dict[str, Any] = {}
+    if job.include_usage:
+        members["usage"] = usage
+    if stopwatch is not None:
+        members["timings"] = stopwatch.timings()
+    return (event(_encode(msgspec.structs.replace(chunk, **members))) if members else b"") + DONE
+
+
 class _Frame:
     """The part of each chunk around its one choice. The stream's first chunk carries the warnings too."""
 
@@ -112,16 +123,19 @@ class ChatChunkWriter:
         )
         self._frame = _Frame(job, self._chunk)
         self._choices: dict[int, ChoiceEvents] = {}
+        self._stopwatch = Stopwatch(job) if job.return_timings else None
 
     def write(self, outputs: list[Output]) -> bytes:
         parts: list[bytes] = []
+        if self._stopwatch is not None:
+            self._stopwatch.add(outputs)
         for number, delta in outputs:
             if delta.cache_report is not None:
                 parts.append(report_event(self._chunk, self._job, number, delta.cache_report, self._vocabulary))
             index = self._frame.index(number, delta.index)
             if index not in self._choices:
                 self._choices[index] = ChoiceEvents(self._job.new_parser())
-                parts.append(self._first(index))
+                parts.append(self._first(index, delta.prompt_logprobs))
             choice = self._choices[index]
             events = choice.push(delta.text, is_last=delta.finish_reason is not None)
             parts += map(self._frame.wrap, self._chunks(index, events, delta))
@@ -136,15 +150,19 @@ class ChatChunkWriter:
         return b"".join(parts)
 
     def end(self, usage: Usage) -> bytes:
-        if not self._job.include_usage:
-            return DONE
-        return event(_encode(msgspec.structs.replace(self._chunk, usage=usage))) + DONE
+        return last_events(self._chunk, self._job, usage, self._stopwatch)
 
-    def _first(self, index: int) -> bytes:
-        choice = ChatChunkChoice(index=index, delta=Delta(role="assistant", content=""))
-        if not self._job.return_token_ids:
-            return self._frame.wrap(choice)
-        return self._frame.wrap(choice, prompt_token_ids=self._job.prompts[0].token_ids)
+    def _first(self, index: int, scores: list[TokenLogprobs | None] | None) -> bytes:
+        """The role, what is known of the prompt, and the message that is continued if it is to be echoed."""
+        job, members = self._job, dict[str, Any]()
+        if job.return_token_ids:
+            members["prompt_token_ids"] = job.prompts[0].token_ids
+        if scores is not None:
+            members["prompt_logprobs"] = shown_prompt_logprobs(job, scores, self._vocabulary)
+        first = self._frame.wrap(ChatChunkChoice(index=index, delta=Delta(role="assistant", content="")), **members)
+        if not (job.echo and job.prompts[0].text):
+            return first
+        return first + self._frame.wrap(ChatChunkChoice(index=index, delta=Delta(content=job.prompts[0].text)))
 
     def _chunks(self, index: int, events: list[ChatEvent], delta: OutputDelta) -> list[ChatChunkChoice]:
         """One chunk for each event. Log-probabilities and ids come with the first, or alone while the text they are of
@@ -154,7 +172,7 @@ class ChatChunkWriter:
         if delta.logprobs or token_ids:
             chunks = chunks or [ChatChunkChoice(index=index, delta=Delta(content=""))]
             if delta.logprobs:
-                chunks[0].logprobs = chat_logprobs(delta.logprobs, self._vocabulary.token_bytes)
+                chunks[0].logprobs = shown_logprobs(self._job, delta.logprobs, self._vocabulary)
             if token_ids:
                 chunks[0].token_ids = token_ids
         return chunks
@@ -186,11 +204,14 @@ class CompletionChunkWriter:
         )
         self._frame = _Frame(job, self._chunk)
         self._started: set[int] = set()
+        self._stopwatch = Stopwatch(job) if job.return_timings else None
         self._logprobs: dict[int, LogprobsWriter] = {}
         self._prompt_scores: dict[int, list[TokenLogprobs | None]] = {}
 
     def write(self, outputs: list[Output]) -> bytes:
         parts: list[bytes] = []
+        if self._stopwatch is not None:
+            self._stopwatch.add(outputs)
         for number, delta in outputs:
             if delta.cache_report is not None:
                 parts.append(report_event(self._chunk, self._job, number, delta.cache_report, self._vocabulary))
@@ -212,9 +233,7 @@ class CompletionChunkWriter:
         return b"".join(parts)
 
     def end(self, usage: Usage) -> bytes:
-        if not self._job.include_usage:
-            return DONE
-        return event(_encode(msgspec.structs.replace(self._chunk, usage=usage))) + DONE
+        return last_events(self._chunk, self._job, usage, self._stopwatch)
 
     def _add_prompt_and_logprobs(
         self, choice: CompletionChoice, number: int, first: bool, token_ids: list[int], logprobs: list[TokenLogprobs]
@@ -225,6 +244,8 @@ class CompletionChunkWriter:
             choice.text = prompt.text + choice.text
         if first and self._job.return_token_ids:
             choice.prompt_token_ids = prompt.token_ids
+        if first and self._job.prompt_logprobs:
+            choice.prompt_logprobs = shown_prompt_logprobs(self._job, self._prompt_scores[number], self._vocabulary)
         if self._job.params.logprobs is None:
             return
         scored = [*self._prompt_scores[number], *logprobs] if echoed else logprobs

@@ -9,6 +9,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from pinnate.core.errors import ContextLengthError
+from pinnate.server.params import Truncation
 from pinnate.server.state import ServerState
 
 if TYPE_CHECKING:
@@ -18,9 +19,15 @@ LONG_CHARACTERS_PER_TOKEN = 16  # a text with more than this for each token of t
 
 
 async def tokenize(
-    state: ServerState, engine: AsyncEngine, text: str, *, add_special_tokens: bool, param: str
+    state: ServerState,
+    engine: AsyncEngine,
+    text: str,
+    *,
+    add_special_tokens: bool,
+    param: str,
+    keep: Truncation | None = None,
 ) -> list[int]:
-    """The text's token ids.
+    """The text's token ids, or those of them that `keep` keeps.
 
     Tokenizing costs about a second per megabyte, so a text is refused unread if it could not fit the context even if
     each of its tokens were the longest one of the vocabulary.
@@ -39,6 +46,8 @@ async def tokenize(
                 param=param,
             )
     token_ids = await engine.tokenize(text, add_special_tokens)
+    if keep is not None:
+        token_ids = keep.cut(token_ids)
     if len(token_ids) > limit:
         raise ContextLengthError(f"the context is {limit} tokens; the prompt has {len(token_ids)}", param=param)
     return token_ids

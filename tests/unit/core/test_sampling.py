@@ -36,7 +36,10 @@ from pinnate.core.sampling import SamplingParams
         ("seed", -(2**63) - 1),
         ("stop", ("",)),
         ("stop", tuple(str(i) for i in range(17))),
-        ("logprobs", 21),
+        ("logprobs", 1025),
+        ("allowed_token_ids", ()),
+        ("bad_words", ("",)),
+        ("bad_words", ("x",) * 1025),
         ("prompt_logprobs", -1),
     ],
 )

@@ -150,6 +150,7 @@ async def test_every_sampling_field_reaches_the_engine(client: Client) -> None:
         "n": 2, "max_tokens": 9, "min_tokens": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1,
         "presence_penalty": 1.0, "frequency_penalty": -1.0, "repetition_penalty": 1.5, "seed": 3, "ignore_eos": True,
         "include_stop_str_in_output": True, "skip_special_tokens": False, "logprobs": 4,
+        "bad_words": ("x", " y"), "allowed_token_ids": (5, 6),
     }  # fmt: skip
     client.engine.script = lambda *_: [[*spell("a", 0), *spell("b", 1)]]
     client.engine.tokenizer.token_bytes(1)

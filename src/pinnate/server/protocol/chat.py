@@ -14,6 +14,7 @@ from pinnate.server.protocol.common import (
     CacheReport,
     GenerationFields,
     PromptLogprobs,
+    Timings,
     Usage,
     falsy,
     is_one_of,
@@ -28,6 +29,7 @@ class ChatRequest(GenerationFields, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int | None = None
+    echo: bool = False
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = {}
@@ -47,7 +49,6 @@ class TextPart(msgspec.Struct, kw_only=True):
 
 UNSUPPORTED_CHAT: Mapping[str, Neutral] = {
     **UNSUPPORTED_EVERYWHERE,
-    "echo": is_one_of(False),
     "best_of": is_one_of(1),
     "modalities": is_one_of(["text"]),
     "audio": never,
@@ -143,6 +144,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     cache_report: list[CacheReport] | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
     warnings: list[FieldWarning] | UnsetType = UNSET
 
 
@@ -170,6 +172,8 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     cache_report: list[CacheReport] | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
     warnings: list[FieldWarning] | UnsetType = UNSET

@@ -36,17 +36,25 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     use_beam_search: bool = False
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
-    stop: str | list[str] = []
+    stop: str | list[str | int] = []  # numbers are stop_token_ids
     stop_token_ids: list[int] = []
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] = []
     skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True  # no effect: our decoders, like Hugging Face's fast ones, add no spaces
     prompt_logprobs: int | None = None
     cache_salt: str | None = None
     cache_report: bool = False
     priority: int = 0
+    request_id: str | None = None
     add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    return_timings: bool = False
     # One constraint of the output at most, by any of its names (server/structured.py).
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
@@ -101,15 +109,9 @@ UNSUPPORTED_EVERYWHERE: Mapping[str, Neutral] = {
     "video_data": is_one_of([]),
     "input_embeds": never,
     "prompt_embeds": never,
-    "truncate_prompt_tokens": never,
-    "allowed_token_ids": never,
-    "bad_words": is_one_of([]),
     "logits_processors": is_one_of([]),
-    "spaces_between_special_tokens": is_one_of(True),
-    "return_tokens_as_token_ids": is_one_of(False),
     "kv_transfer_params": never,
     "vllm_xargs": falsy,
-    "request_id": never,
 }
 
 
@@ -138,6 +140,22 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+
+
+class Timings(msgspec.Struct, frozen=True, kw_only=True):
+    """llama.cpp's `timings`. Prompt: from the request's arrival, so waiting counts, to its first token; `prompt_n` of
+    its tokens were computed and `cache_n` found in the cache. Prediction: from the first token to the last, all
+    choices."""
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_token_ms: float | None
+    prompt_per_second: float | None
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float | None
+    predicted_per_second: float | None
 
 
 class PromptLogprob(msgspec.Struct, frozen=True):

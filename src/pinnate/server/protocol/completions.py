@@ -13,6 +13,7 @@ from pinnate.server.protocol.common import (
     CacheReport,
     GenerationFields,
     PromptLogprobs,
+    Timings,
     Usage,
     is_one_of,
 )
@@ -65,4 +66,5 @@ class Completion(msgspec.Struct, kw_only=True):
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
     cache_report: list[CacheReport] | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
     warnings: list[FieldWarning] | UnsetType = UNSET
