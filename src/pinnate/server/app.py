@@ -13,13 +13,14 @@ from starlette.middleware import Middleware
 from starlette.routing import Route as HTTPRoute
 
 from pinnate.server import chat, completions
-from pinnate.server.auth import AdminOnly, KeyCheck
+from pinnate.server.auth import OPEN_PATHS, AdminOnly, KeyCheck
 from pinnate.server.cache import CacheRoutes
 from pinnate.server.cors import cors
 from pinnate.server.endpoint import GenerationEndpoint, Route
 from pinnate.server.errors import handlers
 from pinnate.server.observability import listeners
 from pinnate.server.observer import Observer
+from pinnate.server.openapi import Document
 from pinnate.server.operator import Operator
 from pinnate.server.replies import chat_completion, completion
 from pinnate.server.state import ServerState
@@ -32,6 +33,7 @@ COMPLETIONS = Route(completions.prepare, CompletionChunkWriter, completion)
 def create_app(state: ServerState) -> Starlette:
     """The ASGI application. `state.engine` may still be None: requests then get 503, and so does /health."""
     routes = [*_openai(state), *_operator(state), *_cache(state)]
+    routes.append(_document(state, routes))
     app = Starlette(routes=routes, middleware=_layers(state, routes), exception_handlers=handlers())
     app.router.redirect_slashes = False  # another spelling of a path is another path: 404, not a redirect
     return app
@@ -53,6 +55,12 @@ def _layers(state: ServerState, routes: list[HTTPRoute]) -> list[Middleware]:
     if settings.api_keys or settings.admin_api_keys:
         layers.append(Middleware(KeyCheck, api_keys=settings.api_keys, admin_keys=settings.admin_api_keys))
     return layers
+
+
+def _document(state: ServerState, routes: list[HTTPRoute]) -> HTTPRoute:
+    has_key = bool(state.settings.api_keys or state.settings.admin_api_keys)
+    document = Document(routes, open_paths=OPEN_PATHS, has_key=has_key)
+    return HTTPRoute("/openapi.json", document.get, methods=["GET"])
 
 
 def _openai(state: ServerState) -> list[HTTPRoute]:

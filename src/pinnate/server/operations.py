@@ -1,0 +1,70 @@
+"""What each route takes and gives, for the OpenAPI document.
+
+Knows: the routes' paths and types. Must not know: handlers. A route without an entry here fails a test.
+"""
+
+from __future__ import annotations
+
+from pinnate.server.openapi import TEXT, Operation
+from pinnate.server.protocol.chat import ChatChunk, ChatCompletion, ChatMessage, ChatRequest
+from pinnate.server.protocol.common import CacheReport, StreamOptions
+from pinnate.server.protocol.completions import Completion, CompletionRequest
+from pinnate.server.protocol.operator import (
+    DetokenizeRequest,
+    ModelCard,
+    ModelList,
+    PrefixRequest,
+    TokenizeRequest,
+    UnpinRequest,
+)
+
+
+def operations() -> dict[str, Operation]:
+    """By method and path, as the route is declared."""
+    return {**_generation(), **_operator(), **_cache()}
+
+
+def _generation() -> dict[str, Operation]:
+    options = {"stream_options": StreamOptions}
+    return {
+        "POST /v1/chat/completions": Operation(
+            "Answers a chat",
+            ChatRequest,
+            ChatCompletion,
+            ChatChunk,
+            refined={"messages": list[ChatMessage], **options},
+        ),
+        "POST /v1/completions": Operation(
+            "Continues one or more prompts", CompletionRequest, Completion, Completion, refined=options
+        ),
+        "GET /v1/models": Operation("The models that requests may name", answer=ModelList),
+        "GET /v1/models/{model:path}": Operation("One model", answer=ModelCard),
+    }
+
+
+def _operator() -> dict[str, Operation]:
+    return {
+        "GET /openapi.json": Operation("This document"),
+        "GET /health": Operation("Whether requests are taken"),
+        "GET /metrics": Operation("Prometheus metrics", media_type=TEXT),
+        "GET /version": Operation("The version of this server"),
+        "GET /server_info": Operation("What was chosen at the start, and why"),
+        "POST /tokenize": Operation(
+            "A text or a chat as token ids", TokenizeRequest, refined={"messages": list[ChatMessage]}
+        ),
+        "POST /detokenize": Operation("Token ids as text", DetokenizeRequest),
+    }
+
+
+def _cache() -> dict[str, Operation]:
+    chat = {"messages": list[ChatMessage]}
+    return {
+        "POST /flush_cache": Operation("Empties the prefix cache of what no request holds"),
+        "POST /pin_prefix": Operation("Keeps a prefix cached", PrefixRequest, refined=chat),
+        "POST /unpin_prefix": Operation("Lets a pinned prefix go", UnpinRequest),
+        "POST /resync_kv_events": Operation("Publishes all cached pages anew"),
+        "GET /debug/cache": Operation("What the prefix cache holds"),
+        "POST /debug/match": Operation(
+            "How much of a prompt is cached, and why no more", PrefixRequest, CacheReport, refined=chat
+        ),
+    }
