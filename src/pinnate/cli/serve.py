@@ -17,6 +17,7 @@ from pinnate.cli.arguments import (
 )
 from pinnate.cli.http_flags import add_log_arguments, add_security_arguments, http_settings
 from pinnate.core.config import read_environment
+from pinnate.server.limits import parse_limits
 from pinnate.server.settings import ServerSettings
 
 _SETTINGS = ("host", "port", "chat_template", "shutdown_timeout", "strict", "max_logprobs")
@@ -39,8 +40,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add_flag(group, "--max-logprobs", type=int, metavar="N", help=argparse.SUPPRESS)
     add_flag(group, "--strict", action="store_const", const=True, help=argparse.SUPPRESS)  # docs/http-api.md
+    _add_limit_arguments(group)
     add_log_arguments(group)
     add_engine_arguments(parser)
+
+
+def _add_limit_arguments(group: argparse._ActionsContainer) -> None:
+    """Out of the short help, for they are off or seldom touched; docs/faults.md has them all."""
+    add_flag(group, "--queue-timeout", type=float, metavar="SECONDS", help=argparse.SUPPRESS)
+    add_flag(group, "--request-timeout", type=float, metavar="SECONDS", help=argparse.SUPPRESS)
+    add_flag(group, "--limit", action="append", metavar="NAME=VALUE", help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -58,6 +67,11 @@ def server_settings(args: argparse.Namespace) -> ServerSettings:
     """
     settings = http_settings(args, read_environment())
     settings |= {name: getattr(args, name) for name in _SETTINGS if hasattr(args, name)}
+    settings["limits"] = parse_limits(
+        getattr(args, "limit", []),
+        queue_timeout=getattr(args, "queue_timeout", None),
+        request_timeout=getattr(args, "request_timeout", None),
+    )
     names = tuple(getattr(args, "served_model_name", ()))
     model = model_of(args)
     if not names and model is not None and is_hub_name(model):

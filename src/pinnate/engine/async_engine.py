@@ -163,7 +163,9 @@ class AsyncEngine:
         self.check_queue(len(prompt_token_ids))
         channel, place = self._open.add(OutputProcessor(request, self.tokenizer), len(prompt_token_ids))
         self._client.send(request)
-        return RequestStream(request_id, channel, place, lambda: self._abort(wire_id), lambda: self._stop(wire_id))
+        return RequestStream(
+            request_id, channel, place, lambda error: self._abort(wire_id, error), lambda: self._stop(wire_id)
+        )
 
     def check_queue(self, num_prompt_tokens: int = 0) -> None:
         """Whether one more request would be taken; `submit` asks this too. For a refusal before any work is done.
@@ -173,6 +175,10 @@ class AsyncEngine:
         """
         limits = self._admission.limits
         self._open.gate.check(limits.max_sequences, limits.max_num_queued_tokens, num_prompt_tokens)
+
+    def queue_seconds(self) -> float:
+        """How long the prompts that wait now will take to be computed, at the rate of late."""
+        return self._open.gate.waiting_seconds()
 
     async def command(self, name: str, **arguments: Any) -> dict[str, Any]:
         """`flush_cache`, `check_integrity`, `stats`, or one of engine/cache_commands.py.
@@ -224,8 +230,8 @@ class AsyncEngine:
         self._stats = EngineStats(num_pages=info["num_pages"], num_free_pages=info["num_pages"])
         self._state = "ready"
 
-    def _abort(self, wire_id: str) -> None:
-        if self._open.end(wire_id) and self._state == "ready":
+    def _abort(self, wire_id: str, error: PinnateError | None) -> None:
+        if self._open.end(wire_id, error) and self._state == "ready":
             self._client.send(Abort([wire_id]))
 
     def _stop(self, wire_id: str) -> None:

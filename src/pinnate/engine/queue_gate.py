@@ -54,6 +54,10 @@ class QueueGate:
                 retry_after=self._starts.seconds_for(min(excess, self.num_waiting_tokens)),
             )
 
+    def waiting_seconds(self) -> float:
+        """Until all that wait now have started."""
+        return self._starts.seconds_for(self.num_waiting_tokens)
+
     def enter(self, place: Place) -> None:
         if not self.num_sequences:
             self._ends.begin()

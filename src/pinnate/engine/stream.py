@@ -24,6 +24,7 @@ class Channel:
         self._pending: dict[int, OutputDelta] = {}
         self._error: PinnateError | None = None
         self._ended = False
+        self._nudged = False
         self._changed = asyncio.Event()
 
     def put(self, delta: OutputDelta) -> None:
@@ -37,20 +38,43 @@ class Channel:
             self._ended, self._error = True, error
             self._changed.set()
 
+    def nudge(self) -> None:
+        """Lets whoever waits in `take_all` come back once with nothing, unless there is something."""
+        self._nudged = True
+        self._changed.set()
+
     async def take(self) -> OutputDelta | None:
         """The next delta, None at the end. Safe to cancel: nothing is lost.
 
         Raises:
-            EngineError: the engine failed while it worked on this request.
+            PinnateError: the stream was ended with it (EngineError: the engine failed while it worked on the request).
         """
         while not self._pending:
-            if self._error is not None:
-                raise self._error
-            if self._ended:
+            if await self._wait():
                 return None
-            self._changed.clear()
-            await self._changed.wait()
         return self._pending.pop(next(iter(self._pending)))
+
+    async def take_all(self) -> list[OutputDelta] | None:
+        """What there is of each choice; empty after a nudge, None at the end. Otherwise as `take`."""
+        self._nudged = False
+        while not self._pending:
+            if await self._wait():
+                return None
+            if self._nudged:
+                break
+        deltas = list(self._pending.values())
+        self._pending.clear()
+        return deltas
+
+    async def _wait(self) -> bool:
+        """Until something changes; whether the end has come."""
+        if self._error is not None:
+            raise self._error
+        if self._ended:
+            return True
+        self._changed.clear()
+        await self._changed.wait()
+        return False
 
 
 class RequestStream:
@@ -68,14 +92,16 @@ class RequestStream:
         request_id: str,
         channel: Channel,
         place: Place,
-        abort: Callable[[], None],
+        abort: Callable[[PinnateError | None], None],
         stop: Callable[[], None] | None = None,
     ) -> None:
+        """`abort` ends the request here and in the engine, with an error for the consumer where one is given; `stop`
+        asks the engine alone."""
         self.request_id = request_id
         self._channel = channel
         self._place = place
         self._abort = abort
-        self._stop = stop or abort
+        self._stop = stop or self.abort
 
     @property
     def is_waiting(self) -> bool:
@@ -84,7 +110,20 @@ class RequestStream:
 
     def abort(self) -> None:
         """Tells the engine to stop; the iteration ends after what has arrived. No effect on an ended request."""
-        self._abort()
+        self._abort(None)
+
+    def fail(self, error: PinnateError) -> None:
+        """The same, but the iteration ends with `error`."""
+        self._abort(error)
+
+    def nudge(self) -> None:
+        """Lets whoever waits in `take_all` come back once with nothing, unless there is something."""
+        self._channel.nudge()
+
+    async def take_all(self) -> list[OutputDelta] | None:
+        """What each choice has got since the last call; empty after a nudge, None at the end. Safe to cancel. The
+        caller aborts the stream if it leaves early."""
+        return await self._channel.take_all()
 
     def stop(self) -> None:
         """Asks the engine to end the request. Its consumer goes on until the choices end, with FinishReason.ABORT."""

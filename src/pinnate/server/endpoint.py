@@ -2,7 +2,7 @@
 
 Knows: the order of these, ASGI. Must not know: fields (`chat.py`, `completions.py`), shapes (`replies.py`,
 `streaming.py`). Nothing is sent before the first output is there, so that whatever is known by then is a real status,
-never a 200.
+never a 200; but a stream that waits longer than `keep_alive_interval` begins with a comment, lest it look dead.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from pinnate.core.errors import PinnateError
 from pinnate.server.best_of import choose
 from pinnate.server.body import Disconnected, read_json
 from pinnate.server.cache_report import Vocabulary
+from pinnate.server.clocks import Clocks
 from pinnate.server.errors import ErrorObject, NotReadyError, describe
 from pinnate.server.generation import Job, Output, Tally, abort, attend, merge, submit
 from pinnate.server.protocol.common import Usage
 from pinnate.server.replies import Gathered
 from pinnate.server.request_record import RequestRecord, record_of
 from pinnate.server.state import Phase, ServerState
-from pinnate.server.streaming import ChunkWriter, error_event, stream_headers
+from pinnate.server.streaming import KEEP_ALIVE, ChunkWriter, error_event, stream_headers
 
 if TYPE_CHECKING:
     from pinnate.engine.async_engine import AsyncEngine
@@ -44,6 +45,16 @@ class Route:
     writer: Callable[[Job, Vocabulary], ChunkWriter]
     reply: Callable[[Job, Gathered, Usage, Vocabulary], msgspec.Struct]
     fail: Callable[[ErrorObject], bytes] = error_event
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A job that the engine works on."""
+
+    job: Job
+    outputs: AsyncGenerator[list[Output]]
+    tally: Tally
+    clocks: Clocks
 
 
 class GenerationEndpoint:
@@ -78,49 +89,52 @@ class GenerationEndpoint:
         except asyncio.CancelledError:
             self._raise_if_stopping()
             raise
-        tally = Tally(job, self._state, record)
-        outputs = merge(streams, job)
+        run = _Run(
+            job,
+            merge(streams, job),
+            Tally(job, self._state, record),
+            Clocks(streams, self._state.settings.limits, engine.queue_seconds),
+        )
         try:
             if job.stream:
-                await self._stream(job, self._route.writer(job, engine.tokenizer), outputs, tally, send)
+                await self._stream(run, self._route.writer(job, engine.tokenizer), send)
             else:
-                await self._plain(job, engine.tokenizer, outputs, tally, send)
+                await self._plain(run, engine.tokenizer, send)
         finally:
+            run.clocks.close()
             abort(streams)
-            tally.close()
+            run.tally.close()
             self._state.metrics.record_stats(engine.stats)
             with contextlib.suppress(RuntimeError):  # still running: it is being cancelled with this task
-                await outputs.aclose()
+                await run.outputs.aclose()
 
-    async def _plain(
-        self, job: Job, vocabulary: Vocabulary, outputs: AsyncGenerator[list[Output]], tally: Tally, send: Send
-    ) -> None:
-        gathered = Gathered(job)
+    async def _plain(self, run: _Run, vocabulary: Vocabulary, send: Send) -> None:
+        gathered = Gathered(run.job)
         try:
-            async for batch in outputs:
-                tally.add(batch)
+            async for batch in run.outputs:
+                run.tally.add(batch)
                 gathered.add(batch)
         except asyncio.CancelledError:
             self._raise_if_stopping()
             raise
-        shown, best = choose(job, gathered)
-        body = msgspec.json.encode(self._route.reply(shown, best, tally.usage(), vocabulary))
+        shown, best = choose(run.job, gathered)
+        body = msgspec.json.encode(self._route.reply(shown, best, run.tally.usage(), vocabulary))
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
-            (b"x-request-id", job.id.encode()),
+            (b"x-request-id", run.job.id.encode()),
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    async def _stream(
-        self, job: Job, writer: ChunkWriter, outputs: AsyncGenerator[list[Output]], tally: Tally, send: Send
-    ) -> None:
+    async def _stream(self, run: _Run, writer: ChunkWriter, send: Send) -> None:
+        job, tally, clocks = run.job, run.tally, run.clocks
         started = False
+        clocks.start_pulse()
         try:
-            async for batch in outputs:
+            async for batch in run.outputs:
                 tally.add(batch)
-                data = writer.write(batch)
+                data = writer.write(batch) if batch else KEEP_ALIVE
                 if tally.is_complete:
                     data += writer.end(tally.usage())
                 if not started:
@@ -128,6 +142,7 @@ class GenerationEndpoint:
                     await send({"type": "http.response.start", "status": 200, "headers": stream_headers(job.id)})
                 if data:
                     await send({"type": "http.response.body", "body": data, "more_body": not tally.is_complete})
+                    clocks.written()
         except (Exception, asyncio.CancelledError) as error:
             if not started:
                 self._raise_if_stopping()

@@ -10,6 +10,7 @@ paths of Anthropic's API `{"type": "error", "error": {type, message}, "request_i
 | ContextLengthError | 400 | `context_length_exceeded` |
 | NotFoundError | 404 | `model_not_found`, `not_found` |
 | QueueFullError | 429 with Retry-After | `queue_full` |
+| TimeLimitError | 503 with Retry-After, 504 | `queue_timeout`, `request_timeout` |
 | NotReadyError, EngineDeadError | 503 with Retry-After | `starting`, `shutting_down`, `engine_dead` |
 | EngineError, anything else | 500 | `engine_error`, `internal_error` |
 
@@ -80,6 +81,15 @@ class HTTPStatusError(RequestError):
         self.headers = headers
 
 
+class TimeLimitError(PinnateError):
+    """The request has waited or run for as long as it may. `code`: `queue_timeout`, `request_timeout`."""
+
+    def __init__(self, message: str, *, code: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.code = code
+        self.retry_after = retry_after
+
+
 class NotReadyError(PinnateError):
     """The server cannot take requests now: it starts, or shuts down. `code` says which."""
 
@@ -97,6 +107,9 @@ def describe(error: Exception) -> tuple[int, ErrorObject]:
     if isinstance(error, RequestError):
         status = 404 if isinstance(error, NotFoundError) else 400
         return status, ErrorObject(error.message, "invalid_request_error", error.param, error.code)
+    if isinstance(error, TimeLimitError):
+        status = 503 if error.code == "queue_timeout" else 504
+        return status, ErrorObject(str(error), "timeout_error", None, error.code)
     if isinstance(error, NotReadyError):
         return 503, ErrorObject(str(error), "service_unavailable_error", None, error.code)
     if isinstance(error, EngineDeadError):
@@ -166,7 +179,7 @@ _ANTHROPIC_TYPES: Mapping[int, str] = MappingProxyType(
 async def on_pinnate_error(request: Request, error: Exception) -> Response:
     """Every error of our own tree, raised before the first byte of an answer."""
     status, described = describe(error)
-    if status >= 500 and status != 503:
+    if status >= 500 and status not in (503, 504):
         _logger.error("%s %s: %s", request.method, request.url.path, error)
     _note(request, described)
     return error_response(status, described, headers_of(error), path=request.url.path)

@@ -103,22 +103,23 @@ def abort(streams: list[RequestStream]) -> None:
 
 
 async def merge(streams: list[RequestStream], job: Job) -> AsyncGenerator[list[Output]]:
-    """What all choices get, in order for each of them; what is ready at the same time comes as one list.
+    """What all choices get, in order for each of them; what is ready at the same time comes as one list. It is empty
+    where a stream was nudged.
 
     Raises:
-        EngineError, RequestError: from any of the streams.
+        PinnateError: from any of the streams.
     """
-    if job.num_choices == 1:
-        async for delta in streams[0]:
-            yield [(0, delta)]
+    if len(job.prompts) == 1:
+        while (deltas := await streams[0].take_all()) is not None:
+            yield [(0, delta) for delta in deltas]
         return
     ready: deque[Output] = deque()
     wake = asyncio.Event()
 
     async def pump(number: int, stream: RequestStream) -> None:
         try:
-            async for delta in stream:
-                ready.append((number, delta))
+            while (deltas := await stream.take_all()) is not None:
+                ready.extend((number, delta) for delta in deltas)
                 wake.set()
         finally:
             wake.set()
@@ -128,9 +129,9 @@ async def merge(streams: list[RequestStream], job: Job) -> AsyncGenerator[list[O
         while True:
             await wake.wait()
             wake.clear()
-            if ready:
-                batch = list(ready)
-                ready.clear()
+            batch = list(ready)
+            ready.clear()
+            if batch or not any(task.done() for task in pumps):
                 yield batch
             for task in [task for task in pumps if task.done()]:
                 task.result()  # raises what the stream raised

@@ -14,6 +14,7 @@ import msgspec
 from pinnate.core.errors import ConfigError
 from pinnate.core.logs import LOG_FORMATS
 from pinnate.core.sampling import MAX_LOGPROBS
+from pinnate.server.limits import ServerLimits
 
 # What a GGUF's file name says after the model's own name: `Model.Q4_1.gguf`, `model-q4_k_m.gguf`, `m-BF16.gguf`.
 _QUANTISATION = re.compile(r"[.\-](?:I?Q\d\w*|BF16|F16|F32)$", re.IGNORECASE)
@@ -48,8 +49,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     ssl_keyfile: str | None = None
     chat_template: str | None = None
     shutdown_timeout: float = 30.0
-    max_body_bytes: int = 32 * 2**20
     max_logprobs: int = DEFAULT_MAX_LOGPROBS
+    limits: ServerLimits = ServerLimits()
     strict: bool = False
     access_log: bool = False
     log_level: str = "info"
@@ -62,8 +63,6 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"--shutdown-timeout must be at least 0, got {self.shutdown_timeout}")
         if not 0 <= self.max_logprobs <= MAX_LOGPROBS:
             raise ConfigError(f"--max-logprobs must be from 0 to {MAX_LOGPROBS}, got {self.max_logprobs}")
-        if self.max_body_bytes < 1024:
-            raise ConfigError(f"max_body_bytes must be at least 1024, got {self.max_body_bytes}")
         for flag, keys in (("--api-key", self.api_keys), ("--admin-api-key", self.admin_api_keys)):
             if any(_KEY.fullmatch(key) is None for key in keys):
                 raise ConfigError(f"{flag}: a key is 1 to {MAX_KEY_LENGTH} visible ASCII characters, no blanks")
@@ -85,6 +84,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         """All of it but the keys, of which only the number is told."""
         hidden = {"api_keys": len(self.api_keys), "admin_api_keys": len(self.admin_api_keys)}
         return {**msgspec.to_builtins(self), **hidden}
+
+    @property
+    def max_body_bytes(self) -> int:
+        return self.limits.max_body_bytes
 
 
 def model_names(model: str, served_model_name: tuple[str, ...]) -> tuple[str, ...]:

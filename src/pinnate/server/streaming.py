@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pinnate.engine.output_processor import OutputDelta
 
 DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"  # a comment, which clients skip
 _HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 _encode = msgspec.json.encode

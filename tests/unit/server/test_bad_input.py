@@ -254,7 +254,7 @@ async def test_other_media_types_are_refused(client: Client) -> None:
 
 @pytest.mark.parametrize("declared", [True, False])
 async def test_a_body_over_the_limit_is_refused_while_it_is_read(engine: FakeEngine, declared: bool) -> None:
-    client = make_client(engine, max_body_bytes=10_000)
+    client = make_client(engine, limits=ServerLimits(max_body_bytes=10_000))
     body = b'{"prompt": "' + b"x" * 100_000 + b'"}'
     headers = {"content-length": str(len(body))} if declared else {}
     answer = await client.post("/v1/completions", body, headers=headers, chunk=1000)
