@@ -101,7 +101,7 @@ class RequestStream:
         self._channel = channel
         self._place = place
         self._abort = abort
-        self._stop = stop or self.abort
+        self._stop = stop or (lambda: abort(None))
 
     @property
     def is_waiting(self) -> bool:

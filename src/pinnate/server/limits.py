@@ -12,7 +12,6 @@ import msgspec
 
 from pinnate.core.errors import ConfigError
 
-
 MAX_JSON_DEPTH = 128  # of a body; deeper ones are no use to anybody, and code that walks them recurses
 
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from tests.fakes import ByteTokenizer, make_request
 
-from pinnate.core.errors import EngineDeadError, EngineError
+from pinnate.core.errors import EngineDeadError, EngineError, PinnateError
 from pinnate.core.messages import Abort, TokenOutput
 from pinnate.core.request import FinishReason
 from pinnate.engine.open_requests import OpenRequests
@@ -18,10 +18,14 @@ from pinnate.engine.stream import Channel, RequestStream
 
 class Aborts:
     def __init__(self) -> None:
-        self.count = 0
+        self.errors: list[PinnateError | None] = []
 
-    def __call__(self) -> None:
-        self.count += 1
+    def __call__(self, error: PinnateError | None) -> None:
+        self.errors.append(error)
+
+    @property
+    def count(self) -> int:
+        return len(self.errors)
 
 
 async def test_slow_consumer_gets_one_merged_delta_per_choice() -> None:
@@ -45,6 +49,35 @@ async def test_waiting_consumer_gets_each_delta() -> None:
     channel.end()
     with pytest.raises(StopAsyncIteration):
         await anext(stream)
+
+
+async def test_take_all_gives_what_there_is_and_comes_back_after_a_nudge() -> None:
+    channel = Channel()
+    stream = RequestStream("r", channel, Place(1, 1), Aborts())
+    for index in (1, 0, 1):
+        channel.put(OutputDelta(index, str(index), []))
+    assert [(delta.index, delta.text) for delta in await stream.take_all() or ()] == [(1, "11"), (0, "0")]
+    stream.nudge()  # nobody waits: it is forgotten
+    waiting = asyncio.create_task(stream.take_all())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    stream.nudge()
+    assert await waiting == []
+    waiting = asyncio.create_task(stream.take_all())
+    await asyncio.sleep(0)
+    stream.nudge()
+    channel.put(OutputDelta(0, "x", []))
+    assert [delta.text for delta in await waiting or ()] == ["x"]
+    channel.end()
+    assert await stream.take_all() is None
+
+
+def test_fail_passes_the_error_on() -> None:
+    aborts = Aborts()
+    stream, error = RequestStream("r", Channel(), Place(1, 1), aborts), EngineError("late")
+    stream.fail(error)
+    assert aborts.errors == [error]
 
 
 async def test_error_comes_after_what_had_arrived() -> None:

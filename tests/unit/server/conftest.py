@@ -50,28 +50,61 @@ class ByteTokenizer:
 
 
 class FakeStream:
+    """Its steps are deltas, lists of deltas that come together, errors, and events to wait for."""
+
     def __init__(self, engine: FakeEngine, steps: list[Any]) -> None:
         self.engine = engine
-        self.steps = steps
+        self.steps = list(steps)
         self.ended = False
         self.aborted = False
+        self.is_waiting = True
+        self._failure: Exception | None = None
+        self._changed = asyncio.Event()
 
     def abort(self) -> None:
         if not self.ended:
             self.aborted = True
 
+    def fail(self, error: Exception) -> None:
+        self.aborted, self._failure = True, error
+        self._changed.set()
+
+    def nudge(self) -> None:
+        self._changed.set()
+
+    async def take_all(self) -> list[OutputDelta] | None:
+        await asyncio.sleep(0)
+        if self.steps and isinstance(self.steps[0], asyncio.Event):
+            if not await self._wait(self.steps[0]):
+                return []
+            del self.steps[0]
+        if not self.steps:
+            self.ended = True
+            return None
+        self.is_waiting = False
+        step = self.steps.pop(0)
+        if isinstance(step, Exception):
+            self.ended = True
+            raise step
+        return step if isinstance(step, list) else [step]
+
+    async def _wait(self, event: asyncio.Event) -> bool:
+        """For the event; False after a nudge."""
+        waits = [asyncio.create_task(e.wait()) for e in (event, self._changed)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        self._changed.clear()
+        if self._failure is not None:
+            raise self._failure
+        return event.is_set()
+
     async def __aiter__(self) -> AsyncIterator[OutputDelta]:
-        for step in self.steps:
-            if isinstance(step, asyncio.Event):
-                await step.wait()
-            elif isinstance(step, Exception):
-                self.ended = True
-                raise step
-            else:
-                await asyncio.sleep(0)
-                for delta in step if isinstance(step, list) else [step]:
-                    yield delta
-        self.ended = True
+        while (deltas := await self.take_all()) is not None:
+            for delta in deltas:
+                yield delta
 
 
 @dataclass
@@ -124,6 +157,9 @@ class FakeEngine:
         if isinstance(reply, Exception):
             raise reply
         return reply
+
+    def queue_seconds(self) -> float:
+        return 2.5
 
     def check_queue(self, num_prompt_tokens: int = 0) -> None:  # noqa: ARG002
         if self.full:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pinnate.server.limits import ServerLimits
 from tests.unit.server.conftest import Client, FakeEngine, make_client
 
 COMPLETION_FIELDS: list[tuple[str, dict[str, Any]]] = [
