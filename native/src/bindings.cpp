@@ -168,11 +168,12 @@ void write_pages(Program& program, nb::handle pages, nb::handle data) {
 }
 
 // inputs and outputs in the order of _native.pyi
-void run(Program& program, nb::tuple inputs, nb::tuple outputs, nb::handle logits) {
-  if (inputs.size() != 13 || outputs.size() != 5) throw std::invalid_argument("run: 13 inputs and 5 outputs");
+void run(Program& program, nb::tuple inputs, nb::tuple outputs, nb::handle logits, nb::handle await_masks) {
+  if (inputs.size() != 14 || outputs.size() != 5) throw std::invalid_argument("run: 14 inputs and 5 outputs");
   const auto in = [&](size_t i) { return Buffer(inputs[i], false); };
   const auto out = [&](size_t i) { return Buffer(outputs[i], true); };
-  const Buffer ins[13] = {in(0), in(1), in(2), in(3), in(4), in(5), in(6), in(7), in(8), in(9), in(10), in(11), in(12)};
+  const Buffer ins[14] = {in(0), in(1), in(2), in(3), in(4),  in(5),  in(6),
+                          in(7), in(8), in(9), in(10), in(11), in(12), in(13)};
   const Buffer outs[5] = {out(0), out(1), out(2), out(3), out(4)};
   const auto ints = [&](size_t i) { return ins[i].as<const int32_t>('i'); };
   Step step;
@@ -181,6 +182,12 @@ void run(Program& program, nb::tuple inputs, nb::tuple outputs, nb::handle logit
   step.copies = ints(7), step.logit_rows = ints(8);
   step.samples = ins[9].as<const SampleRecord>(0);
   step.history = ints(10), step.bias_ids = ints(11), step.bias = ins[12].as<const float>('f');
+  step.masks = ins[13].as<const uint32_t>('I');
+  if (!await_masks.is_none())
+    step.await_masks = [await_masks] {
+      const nb::gil_scoped_acquire acquire;
+      await_masks();
+    };
   step.out_tokens = outs[0].as<int32_t>('i'), step.out_logprobs = outs[1].as<float>('f');
   step.out_ranks = outs[2].as<int32_t>('i'), step.out_top_ids = outs[3].as<int32_t>('i');
   step.out_top_logprobs = outs[4].as<float>('f');
@@ -255,7 +262,7 @@ NB_MODULE(_native, m) {
       .def("add_vector", &add_vector, "data"_a)
       .def("add_rope_table", &add_rope_table, "cos"_a, "sin"_a, nb::kw_only(), "pairs"_a)
       .def("finish", &Program::finish, nb::kw_only(), "arena_bytes"_a, "logits"_a, "vocab"_a, "max_position"_a)
-      .def("run", &run, "inputs"_a, "outputs"_a, "logits"_a.none())
+      .def("run", &run, "inputs"_a, "outputs"_a, "logits"_a.none(), "await_masks"_a = nb::none())
       .def("read_pages", &read_pages, "pages"_a, "out"_a)
       .def("write_pages", &write_pages, "pages"_a, "data"_a)
       .def_prop_ro("page_bytes", &Program::page_bytes)

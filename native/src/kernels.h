@@ -134,6 +134,7 @@ struct SampleArgs {  // one row
   const int32_t* prompt; int64_t prompt_len;   // history, for penalties; null without
   const int32_t* output; int64_t output_len;
   const int32_t* bias_ids; const float* bias; int64_t bias_len;  // -inf bans a token
+  const uint32_t* mask;   // [ceil(vocab / 32)] bit i % 32 of word i / 32 set: token i is allowed; null: all are
   int32_t target;         // >= 0: do not draw, score this token
   int32_t num_top;        // -1: no logprobs; else how many alternatives
   // results

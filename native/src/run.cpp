@@ -63,6 +63,7 @@ void Program::run(const Step& step) {
     if (step.out_logits != nullptr)
       std::memcpy(step.out_logits + first * limits_.vocab_out, at(logits_),
                   static_cast<size_t>(count * limits_.vocab_out) * sizeof(float));
+    if (b == 0 && step.await_masks) step.await_masks();
     sample(step, first, count, next_sample);
   }
 }
@@ -240,6 +241,7 @@ void Program::sample_one(const Step& step, size_t n, int64_t first_row, bool sha
   a.output = a.prompt + r.prompt_len, a.output_len = r.output_len;
   a.bias_ids = step.bias_ids.data() + r.bias_start, a.bias = step.bias.data() + r.bias_start, a.bias_len = r.bias_len;
   a.target = r.target, a.num_top = r.num_top;
+  if (r.mask >= 0) a.mask = step.masks.data() + r.mask * ((a.vocab + 31) / 32);
   if (r.num_top > 0) {
     a.top_ids = step.out_top_ids.data() + r.top_start;
     a.top_logprobs = step.out_top_logprobs.data() + r.top_start;

@@ -55,6 +55,7 @@ void check_sequences(const Step& s, const StepLimits& limits) {
 
 void check_samples(const Step& s, const StepLimits& limits) {
   int32_t previous = 0;
+  const int64_t words = (limits.vocab_out + 31) / 32;
   for (const SampleRecord& r : s.samples) {
     require(r.row >= previous && static_cast<size_t>(r.row) < s.logit_rows.size(), "a sample's row is out of order");
     previous = r.row;
@@ -62,6 +63,8 @@ void check_samples(const Step& s, const StepLimits& limits) {
                 r.output_len >= 0, "a sample's history is out of range");
     require(fits(r.bias_start, r.bias_len, s.bias_ids.size()), "a sample's bias is out of range");
     require(r.num_top <= 0 || fits(r.top_start, r.num_top, s.out_top_ids.size()), "a sample's top is out of range");
+    require(r.mask >= -1 && (int64_t{r.mask} + 1) * words <= static_cast<int64_t>(s.masks.size()),
+            "a sample's mask is out of range");
     if (r.target >= limits.vocab_out)
       throw std::out_of_range("step: scored token " + std::to_string(r.target) + " is out of the vocabulary");
   }

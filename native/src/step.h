@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 
 namespace pinnate {
@@ -19,8 +20,10 @@ struct SampleRecord {
   int32_t target;   // >= 0: score this token
   int32_t num_top;  // -1: no log-probabilities
   int32_t top_start;
+  int32_t mask;     // row of the step's masks; -1: every token is allowed
+  int32_t unused;
 };
-static_assert(sizeof(SampleRecord) == 80);
+static_assert(sizeof(SampleRecord) == 88);
 
 // All borrowed for the length of one run. T tokens, S sequences, G groups of layers with P pages in their tables, R logits rows, N sampling rows.
 struct Step {
@@ -31,6 +34,8 @@ struct Step {
   std::span<const SampleRecord> samples;                                       // [N]
   std::span<const int32_t> history, bias_ids;
   std::span<const float> bias;
+  std::span<const uint32_t> masks;        // [M, words of the vocabulary], bit set: the token is allowed
+  std::function<void()> await_masks;      // called once before the first row is sampled; then `masks` is complete
   // results
   std::span<int32_t> out_tokens;    // [N]
   std::span<float> out_logprobs;    // [N]

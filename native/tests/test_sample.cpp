@@ -115,6 +115,24 @@ void test_bad_logits(const KernelTable& t) {
   }
 }
 
+void test_mask(const KernelTable& t) {
+  for (int64_t vocab : {1, 31, 32, 33, 3001}) {
+    for (uint32_t seed = 0; seed < 40; ++seed) {
+      auto logits = random_logits(vocab, seed, 3);
+      std::vector<uint32_t> mask(static_cast<size_t>((vocab + 31) / 32), 0);
+      std::mt19937 rng(seed);
+      for (int i = 0; i < 3; ++i) {
+        const size_t id = rng() % static_cast<size_t>(vocab);
+        mask[id / 32] |= 1u << (id % 32);
+      }
+      auto a = arguments(logits);
+      a.mask = mask.data(), a.seed = seed, a.temperature = seed % 2 ? 1.0f : 0.0f, a.top_k = seed % 3 ? 0 : 2;
+      const auto token = static_cast<size_t>(run(t, a));
+      CHECK((mask[token / 32] >> (token % 32) & 1u) != 0);
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -126,6 +144,7 @@ int main() {
     test_greedy(t);
     test_distribution(t);
     test_bad_logits(t);
+    test_mask(t);
   }
   test_isas_agree(tables);
   std::printf("sample: ok (%zu ISAs)\n", tables.size());

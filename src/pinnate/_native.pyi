@@ -4,7 +4,7 @@ Buffers are C-contiguous and of the named type. ValueError: sizes or names that 
 range.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypedDict
 
 import numpy as np
@@ -81,11 +81,17 @@ class Program:
     def gather(self, *, cols: int, x: int, out: int) -> None: ...
     def finish(self, *, arena_bytes: int, logits: int, vocab: int, max_position: int) -> None: ...
     def run(
-        self, inputs: tuple[NDArray[Any], ...], outputs: tuple[NDArray[Any], ...], logits: NDArray[np.float32] | None
+        self,
+        inputs: tuple[NDArray[Any], ...],
+        outputs: tuple[NDArray[Any], ...],
+        logits: NDArray[np.float32] | None,
+        await_masks: Callable[[], None] | None = None,
     ) -> None:
         """One step. inputs: tokens, positions, slots, seq_starts, contexts, page_offsets, page_indices, copies,
-        logit_rows, samples, history, bias_ids, bias; outputs: tokens, logprobs, ranks, top_ids, top_logprobs, as in
-        executor/forward_batch.py. `logits` [R, vocab] gets the raw logits where given. Not reentrant."""
+        logit_rows, samples, history, bias_ids, bias, masks; outputs: tokens, logprobs, ranks, top_ids, top_logprobs, as
+        in executor/forward_batch.py. `logits` [R, vocab] gets the raw logits where given. Another thread may write
+        `masks` until `await_masks` has returned, which is called before the first row is sampled. What it raises ends
+        the step. Not reentrant."""
 
     def read_pages(self, pages: Buffer, out: Buffer) -> None:
         """Copies KV pages (int32 ids) to `out`, page_bytes each. May run in any thread beside `run`: a page that the

@@ -316,15 +316,33 @@ void apply_penalties(const SampleArgs& a, int32_t* counts) {
   for (int64_t i = 0; i < a.output_len; ++i) apply(a.output[i]);
 }
 
+void apply_mask(const uint32_t* mask, float* logits, int64_t vocab) {
+  for (int64_t i = 0; i < vocab; i += 32) {
+    const uint32_t word = mask[i / 32];
+    if (word == ~uint32_t{0}) continue;
+    const int64_t end = std::min<int64_t>(32, vocab - i);
+    for (int64_t bit = 0; bit < end; ++bit) logits[i + bit] = (word >> bit & 1u) != 0 ? logits[i + bit] : -kInf;
+  }
+}
+
+// Where penalties and bans leave nothing: the best token that the mask allows, of the raw logits.
+int32_t last_resort(const SampleArgs& a, const float* raw) {
+  if (a.mask == nullptr) return argmax(raw, a.vocab);
+  std::memcpy(a.logits, raw, static_cast<size_t>(a.vocab) * sizeof(float));
+  apply_mask(a.mask, a.logits, a.vocab);
+  return argmax(a.logits, a.vocab);
+}
+
 int32_t choose(const SampleArgs& a, const float* raw, int32_t* ids) {
+  if (a.mask != nullptr) apply_mask(a.mask, a.logits, a.vocab);
   if (a.prompt_len + a.output_len > 0) apply_penalties(a, ids);
   for (int64_t i = 0; i < a.bias_len; ++i) a.logits[a.bias_ids[i]] += a.bias[i];
   if (a.temperature < kGreedyBelow) {
     const int32_t best = argmax(a.logits, a.vocab);
-    return a.logits[best] == -kInf ? argmax(raw, a.vocab) : best;
+    return a.logits[best] == -kInf ? last_resort(a, raw) : best;
   }
   const float top = largest(a.logits, 0, a.vocab);
-  if (top == -kInf) return argmax(raw, a.vocab);
+  if (top == -kInf) return last_resort(a, raw);
   const Row row(a.logits, a.vocab, top, 1.0f / a.temperature);
   return draw(row, find_cut(a, row, ids), uniform(a.seed, a.index, a.position));
 }
@@ -354,7 +372,7 @@ void report(SampleArgs& a, const float* raw, int32_t* ids) {
 void sample(SampleArgs& a, float* scratch) {
   int32_t* ids = reinterpret_cast<int32_t*>(scratch + a.vocab);
   const float* raw = a.logits;
-  if (a.target < 0 && a.prompt_len + a.output_len + a.bias_len > 0) {
+  if (a.target < 0 && (a.prompt_len + a.output_len + a.bias_len > 0 || a.mask != nullptr)) {
     std::memcpy(scratch, a.logits, static_cast<size_t>(a.vocab) * sizeof(float));
     raw = scratch;
   }

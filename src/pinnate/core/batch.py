@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from pinnate.core.sampling import SamplingParams
+from pinnate.core.structured import Matcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,8 @@ class Sample:
     the whole history (prompt, then output) where penalties need it, else None. `banned` tokens get no probability (EOS
     before min_tokens).
     `target` >= 0 reports that token's raw log-probability instead of drawing one. `num_top` is how many of the most
-    likely tokens to report; None: what the params ask for.
+    likely tokens to report; None: what the params ask for. `matcher` says which tokens may be drawn; borrowed until
+    the step is done.
     """
 
     params: SamplingParams
@@ -35,6 +37,7 @@ class Sample:
     banned: tuple[int, ...] = ()
     target: int = -1
     num_top: int | None = None
+    matcher: Matcher | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,5 +76,9 @@ class EngineError(PinnateError):
     """The engine failed while it worked on a request, or is not running."""
 
 
+class GrammarError(EngineError):
+    """The language of a structured output cannot be followed further: a limit, or a token that it does not allow."""
+
+
 class EngineDeadError(EngineError):
     """The engine process ended; requests in flight are lost, a restart may be under way."""

@@ -92,6 +92,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     tier_stored_pages: int = 0
     tier_rejected_pages: int = 0  # unreadable or not to be trusted
     swaps: int = 0  # preempted sequences whose pages went to the tier
+    forced_tokens: int = 0  # of structured outputs, appended without being drawn; part of generation_tokens
     steps: int = 0
     execute_seconds: float = 0.0  # inside the executor
     step_seconds: float = 0.0  # whole steps, execution included

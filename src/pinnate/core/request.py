@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from pinnate.core.sampling import SamplingParams
+from pinnate.core.structured import Matcher
 
 Namespace = tuple[str, str]  # adapter, cache_salt: requests share cached prefixes within one alone
 
@@ -90,6 +91,7 @@ class Sequence:
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
+    matcher: Matcher | None = None  # of a structured output: where its tokens are in the language
 
     @property
     def num_tokens(self) -> int:

@@ -54,9 +54,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequestError("the prompt is empty", param="prompt")
         if params.allowed_token_ids is not None:
             raise UnsupportedError("allowed_token_ids is not supported by this engine", param="allowed_token_ids")
-        if params.structured_output is not None:
-            name = params.structured_output.param
-            raise UnsupportedError(f"{name} is not supported by this engine", param=name)
         self._check_vocabulary("prompt", prompt)
         self._check_vocabulary("logit_bias", params.logit_bias)
         self._check_vocabulary("stop_token_ids", params.stop_token_ids)

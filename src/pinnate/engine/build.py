@@ -31,6 +31,7 @@ from pinnate.core.memory_plan import MemoryPlan, plan_memory
 from pinnate.engine.build_cache import build_cache
 from pinnate.engine.build_tiers import open_tier, start_fingerprint
 from pinnate.engine.engine_core import EngineCore, Inbox, Outbox
+from pinnate.engine.grammar_intake import GrammarCache, GrammarIntake, LazyBackend
 from pinnate.engine.stop_finder import LazyStopFinder
 from pinnate.executor.base import Executor, ExecutorSpec, WeightGroup
 from pinnate.executor.native import NativeExecutor
@@ -203,6 +204,9 @@ def build_engine(config: EngineConfig, inbox: Inbox, outbox: Outbox) -> tuple[En
         commands=parts.commands,
         events=parts.events,
         tiers=parts.tiers,
+        grammars=GrammarIntake(
+            GrammarCache(LazyBackend(config.model, model.graph.vocab_size, model.config.eos_token_ids))
+        ),
     )
     info = _info(config, model, plan, executor)
     info["startup"] = {"map the model": loaded - started, "build the executor": perf_counter() - loaded}

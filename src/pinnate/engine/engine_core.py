@@ -18,7 +18,9 @@ from pinnate.core.batch import SchedulerOutput
 from pinnate.core.errors import PinnateError, RequestError
 from pinnate.core.messages import Abort, Command, EngineStats, FromEngine, Reply, StepOutputs, ToEngine, TokenOutput
 from pinnate.core.request import FinishReason, Request
+from pinnate.core.structured import Matcher
 from pinnate.engine.cache_commands import CommandHandler
+from pinnate.engine.grammar_intake import GrammarIntake
 from pinnate.executor.base import Executor
 from pinnate.kvcache.tiers.manager import TierManager
 from pinnate.scheduler.scheduler import Scheduler
@@ -64,8 +66,10 @@ class EngineCore:
         commands: Mapping[str, CommandHandler] = NO_COMMANDS,
         events: EventSink | None = None,
         tiers: TierManager | None = None,
+        grammars: GrammarIntake | None = None,
     ) -> None:
-        """`commands` are answered beside the core's own. `events` is called once a step. `tiers` is the scheduler's."""
+        """`commands` are answered beside the core's own. `events` is called once a step. `tiers` is the scheduler's.
+        `grammars` compiles structured outputs; without it they are refused."""
         self._scheduler = scheduler
         self._executor = executor
         self._inbox = inbox
@@ -74,6 +78,7 @@ class EngineCore:
         self._commands = commands
         self._events = events
         self._tiers = tiers
+        self._grammars = grammars
         self._idle = True  # nothing to run until another message comes
         self._failures = 0  # failed steps in a row
         self._execute_seconds = 0.0
@@ -97,8 +102,9 @@ class EngineCore:
         messages = self._inbox.receive(wait=self._idle)
         started = perf_counter()
         outputs = [output for message in messages for output in self._handle(message)]
+        outputs += self._admit_compiled()
         batch = self._scheduler.schedule()
-        self._idle = batch is None and not (self._tiers is not None and self._tiers.wait_for_load())
+        self._idle = batch is None and not self._wait()
         if self._events is not None:
             self._events.publish()  # now, for the publisher's thread can run while the executor holds no GIL
         if batch is not None:
@@ -111,8 +117,10 @@ class EngineCore:
         self._step_seconds += perf_counter() - ready
 
     def stats(self) -> EngineStats:
+        stats = self._scheduler.stats()
         return msgspec.structs.replace(
-            self._scheduler.stats(),
+            stats,
+            num_waiting=stats.num_waiting + (0 if self._grammars is None else len(self._grammars)),
             execute_seconds=self._execute_seconds,
             step_seconds=self._step_seconds,
         )
@@ -120,6 +128,8 @@ class EngineCore:
     def close(self) -> None:
         if self._tiers is not None:
             self._tiers.close()
+        if self._grammars is not None:
+            self._grammars.close()
         self._executor.close()
         if self._events is not None:
             self._events.close()
@@ -148,7 +158,7 @@ class EngineCore:
             case Request():
                 return self._add(message)
             case Abort():
-                return self._scheduler.abort(message.request_ids, message.index)
+                return self._abort(message)
             case Command():
                 reply = self._answer(message)
                 # Before the reply: whoever has it finds the command's effect in the stats.
@@ -157,15 +167,39 @@ class EngineCore:
         return []
 
     def _add(self, request: Request) -> list[TokenOutput]:
-        # The facades refuse before they send, so a refusal here is rare: each choice ends with the reason.
+        if request.sampling.structured_output is None:
+            return self._schedule(request, None)
+        if self._grammars is None:
+            return _refusals(request, "this engine compiles no structured outputs")
+        matcher = self._grammars.take(request)
+        return [] if matcher is None else self._schedule(request, matcher)
+
+    def _schedule(self, request: Request, matcher: Matcher | None) -> list[TokenOutput]:
         try:
-            self._scheduler.add(request)
+            self._scheduler.add(request, matcher)
         except PinnateError as error:
-            return [
-                TokenOutput(request.request_id, index, [], finish_reason=FinishReason.ERROR, error=str(error))
-                for index in range(request.sampling.n)
-            ]
+            return _refusals(request, str(error))
         return []
+
+    def _admit_compiled(self) -> list[TokenOutput]:
+        outputs: list[TokenOutput] = []
+        for arrival in () if self._grammars is None or not len(self._grammars) else self._grammars.arrivals():
+            outputs += arrival.outputs
+            if arrival.matcher is not None:
+                outputs += self._schedule(arrival.request, arrival.matcher)
+                for index in arrival.aborted:
+                    outputs += self._scheduler.abort([arrival.request.request_id], index)
+        return outputs
+
+    def _abort(self, message: Abort) -> list[TokenOutput]:
+        outputs = [] if self._grammars is None else self._grammars.abort(message.request_ids, message.index)
+        return outputs + self._scheduler.abort(message.request_ids, message.index)
+
+    def _wait(self) -> bool:
+        """Where nothing can run: waits for what makes it possible, if that is under way. Whether it is."""
+        if self._tiers is not None and self._tiers.wait_for_load():
+            return True
+        return self._grammars is not None and self._grammars.wait()
 
     def _answer(self, command: Command) -> Reply:
         try:
@@ -186,3 +220,11 @@ class EngineCore:
         except Exception as error:
             log.exception("command %s failed", command.name)
             return Reply(command.command_id, {}, error=f"{type(error).__name__}: {error}")
+
+
+def _refusals(request: Request, reason: str) -> list[TokenOutput]:
+    """The facades refuse before they send, so a refusal here is rare: each choice ends with the reason."""
+    return [
+        TokenOutput(request.request_id, index, [], finish_reason=FinishReason.ERROR, error=reason)
+        for index in range(request.sampling.n)
+    ]

@@ -14,13 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pinnate.core.batch import Sample, ScheduledSequence, SchedulerOutput, StepResult, TokenLogprobs
+from pinnate.core.structured import Matcher
 
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
 
 # One sampling row: `row` of the logits, and what to do with it. Laid out as SampleRecord in native/src/program.h.
 # history, bias and top are ranges of the batch's flat arrays. target >= 0 scores that token instead of drawing one;
-# num_top -1 asks for no log-probabilities.
+# num_top -1 asks for no log-probabilities. mask is a row of the step's masks, -1 for none.
 SAMPLE_DTYPE = np.dtype(
     [
         ("seed", "<i8"),
@@ -42,9 +43,11 @@ SAMPLE_DTYPE = np.dtype(
         ("target", "<i4"),
         ("num_top", "<i4"),
         ("top_start", "<i4"),
+        ("mask", "<i4"),
+        ("unused", "<i4"),
     ]
 )
-_PACK = struct.Struct("<qiIIfffifffiiiiiiii").pack
+_PACK = struct.Struct("<qiIIfffifffiiiiiiiiii").pack
 _INT_MAX = 2**31 - 1
 # Penalties and temperatures beyond these change nothing and would overflow a float.
 _HUGE, _TINY = 1e30, 1e-30
@@ -74,6 +77,7 @@ class ForwardBatch:
     bias: FloatArray  # -inf bans a token
     num_top: int  # length of the flat arrays of alternatives
     wants_logprobs: bool
+    matchers: tuple[Matcher, ...] = ()  # [M] each fills a row of the step's masks
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,7 @@ class _Rows:
         self.bias: list[float] = []
         self.num_top = 0
         self.wants_logprobs = False
+        self.matchers: dict[int, tuple[int, Matcher]] = {}  # by identity: choices that have not parted share one
 
     def score(self, sequence: ScheduledSequence, first_row: int) -> None:
         """Rows that score the tokens after the sequence's first len(score) positions."""
@@ -110,7 +115,7 @@ class _Rows:
         for i, token in enumerate(sequence.score):
             row = len(self.logit_rows)
             self.logit_rows.append(first_row + i)
-            record = _PACK(0, row, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, token, width, self.num_top)
+            record = _PACK(0, row, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, token, width, self.num_top, -1, 0)
             self.records.append(record)
             self.num_top += width
             self.wants_logprobs = True
@@ -158,8 +163,15 @@ class _Rows:
                 sample.target,
                 width,
                 top_start,
+                self._mask(sample),
+                0,
             )
         )
+
+    def _mask(self, sample: Sample) -> int:
+        if sample.matcher is None:
+            return -1
+        return self.matchers.setdefault(id(sample.matcher), (len(self.matchers), sample.matcher))[0]
 
 
 def _choice_seed(sample: Sample) -> int:
@@ -215,6 +227,7 @@ def build_forward_batch(output: SchedulerOutput, page_size: int) -> ForwardBatch
         bias=np.array(rows.bias, np.float32),
         num_top=rows.num_top,
         wants_logprobs=rows.wants_logprobs,
+        matchers=tuple([matcher for _, matcher in rows.matchers.values()]),
     )
 
 

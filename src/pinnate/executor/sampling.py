@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pinnate.executor.forward_batch import FloatArray, ForwardBatch, IntArray, SampledRows
+from pinnate.executor.masks import MaskArray, fill_masks
 
 GREEDY_BELOW = 1e-5
 _EXP_ZERO_BELOW = -87.0  # exp is taken as 0 from here on: the end of normal floats
@@ -45,7 +46,9 @@ def uniform(seed: int, index: int, position: int) -> float:
 
 
 def sample_rows(logits: FloatArray, batch: ForwardBatch) -> SampledRows:
-    """Samples every row of the batch from its raw `logits` [R, vocab] (float32, not changed)."""
+    """Samples every row of the batch from its raw `logits` [R, vocab] (float32, not changed). What a matcher does not
+    allow has a logit of -inf before anything else happens to it."""
+    masks = fill_masks(batch.matchers, logits.shape[1])
     count = len(batch.samples)
     result = SampledRows(
         np.zeros(count, np.int32),
@@ -56,7 +59,7 @@ def sample_rows(logits: FloatArray, batch: ForwardBatch) -> SampledRows:
     )
     for i, record in enumerate(batch.samples):
         raw = logits[record["row"]]
-        token = int(record["target"]) if record["target"] >= 0 else choose_token(raw, record, batch)
+        token = int(record["target"]) if record["target"] >= 0 else choose_token(raw, record, batch, masks)
         result.tokens[i] = token
         if record["num_top"] >= 0:
             logprobs = _raw_logprobs(raw)
@@ -68,14 +71,18 @@ def sample_rows(logits: FloatArray, batch: ForwardBatch) -> SampledRows:
     return result
 
 
-def choose_token(raw: FloatArray, record: np.void, batch: ForwardBatch) -> int:
+def choose_token(raw: FloatArray, record: np.void, batch: ForwardBatch, masks: MaskArray) -> int:
     """The token drawn from one row of raw logits [vocab]."""
-    logits = _penalised(raw, record, batch)
+    allowed = raw
+    if record["mask"] >= 0:
+        bits = np.unpackbits(masks[record["mask"]].view(np.uint8), bitorder="little")[: len(raw)]
+        allowed = np.where(bits == 1, raw, np.float32(-np.inf))
+    logits = _penalised(allowed, record, batch)
     bias = slice(record["bias_start"], record["bias_start"] + record["bias_len"])
     np.add.at(logits, batch.bias_ids[bias], batch.bias[bias])
     largest = logits.max()
     if largest == -np.inf:
-        return int(np.argmax(raw))  # every token is banned
+        return int(np.argmax(allowed))  # every token is banned
     if record["temperature"] < GREEDY_BELOW:
         return int(np.argmax(logits))
     scaled = (logits - largest) * (np.float32(1) / record["temperature"])

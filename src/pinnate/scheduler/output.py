@@ -64,8 +64,44 @@ def _samples(seq: Sequence, state: RequestState) -> tuple[Sample, ...]:
     banned = tuple(sorted(state.stop_tokens)) if position - num_prompt < params.min_tokens else ()
     if state.bad_words is not None:
         banned = (*banned, *state.bad_words.banned_next(seq.token_ids, num_prompt))
+    if seq.matcher is not None and params.ignore_eos:
+        banned += request.eos_token_ids  # a language allows EOS where it may end; here it goes on if it can
     indices = state.unforked or (seq.index,)
-    return tuple([Sample(params, request.seed, i, position, history, num_prompt, banned) for i in indices])
+    return tuple(
+        [Sample(params, request.seed, i, position, history, num_prompt, banned, matcher=seq.matcher) for i in indices]
+    )
+
+
+def extend(seq: Sequence, state: RequestState, token: int, max_model_len: int) -> tuple[list[int], FinishReason | None]:
+    """Appends a drawn token and those that the sequence's language forces after it; returns them, and the end if it
+    came.
+
+    The forced ones have not been computed: they are computed together, as a chunk of a prompt is. Each would be drawn
+    all the same (`fill` allows no other), so that is all the difference; where log-probabilities are asked for, they
+    are drawn.
+
+    Raises:
+        GrammarError: the language cannot be followed.
+    """
+    matcher = seq.matcher
+    if matcher is None:
+        seq.token_ids.append(token)
+        return [token], check_stop(seq, state, max_model_len)
+    added, forced = [], [token]
+    while forced:
+        for following in forced:
+            seq.token_ids.append(following)
+            added.append(following)
+            reason = check_stop(seq, state, max_model_len)
+            if reason is FinishReason.STOP:
+                return added, reason
+            matcher.advance(following)
+            if matcher.is_terminated:
+                return added, FinishReason.STOP
+            if reason is not None:
+                return added, reason
+        forced = matcher.forced() if state.request.sampling.logprobs is None else []
+    return added, None
 
 
 def check_stop(seq: Sequence, state: RequestState, max_model_len: int) -> FinishReason | None:

@@ -26,15 +26,16 @@ from collections.abc import Iterable
 from itertools import islice
 
 from pinnate.core.batch import SchedulerOutput, StepResult, TokenLogprobs
-from pinnate.core.errors import InvalidRequestError, QueueFullError
+from pinnate.core.errors import GrammarError, InvalidRequestError, QueueFullError
 from pinnate.core.messages import CacheReport, EngineStats, TokenOutput
 from pinnate.core.request import FinishReason, Request, RequestStatus, Sequence
+from pinnate.core.structured import Matcher
 from pinnate.kvcache.explain import MatchExplainer, complete_report
 from pinnate.kvcache.manager import KVCacheManager
 from pinnate.kvcache.radix_cache import PrefixMatch
 from pinnate.scheduler.admission import AdmissionControl, Limits, prefix_is_underway
 from pinnate.scheduler.beams import BeamGroup
-from pinnate.scheduler.output import StepDraft, check_stop, ending_output, take_prompt_logprobs, token_output
+from pinnate.scheduler.output import StepDraft, ending_output, extend, take_prompt_logprobs, token_output
 from pinnate.scheduler.policy import POLICIES, PROMPT_TOKENS_BESIDE_DECODES, QUEUE_WINDOW
 from pinnate.scheduler.state import COUNTERS, RequestState, StopFinder
 
@@ -76,8 +77,8 @@ class Scheduler:
 
     # ------------------------------------------------------------------ requests come and go
 
-    def add(self, request: Request) -> None:
-        """Queues a request.
+    def add(self, request: Request, matcher: Matcher | None = None) -> None:
+        """Queues a request. `matcher` is at the start of its structured output's language, owned from here on.
 
         Raises:
             ContextLengthError: it can never fit the context or the KV memory.
@@ -94,6 +95,7 @@ class Scheduler:
         self._states[request.request_id] = state
         seq = self._new_sequence(state, 0)
         seq.token_ids.extend(request.prompt_token_ids)
+        seq.matcher = matcher
         if state.beams is not None:
             state.beams.sequences = [seq]
         insort(self._waiting, seq, key=self._place)
@@ -269,12 +271,16 @@ class Scheduler:
         return outputs
 
     def _append(self, seq: Sequence, state: RequestState, token: int, logprob: TokenLogprobs | None) -> TokenOutput:
-        seq.token_ids.append(token)
-        self._totals["generation_tokens"] += 1
-        reason = check_stop(seq, state, self._limits.max_model_len)
+        try:
+            tokens, reason = extend(seq, state, token, self._limits.max_model_len)
+        except GrammarError as error:
+            self._end(seq, state, FinishReason.ERROR)
+            return ending_output(seq, seq.index, FinishReason.ERROR, str(error))
+        self._totals["generation_tokens"] += len(tokens)
+        self._totals["forced_tokens"] += len(tokens) - 1
         if reason is not None:
             self._end(seq, state, reason)
-        return token_output(seq, state, [token], logprob)
+        return token_output(seq, state, tokens, logprob)
 
     def _fork(self, leader: Sequence, state: RequestState) -> dict[int, Sequence]:
         """The prompt is computed: from here on each choice has a sequence of its own, all on the same pages."""
@@ -299,6 +305,7 @@ class Scheduler:
         """A sequence of the same tokens; on the parent's pages if it runs, else parked."""
         child = self._new_sequence(self._states[parent.request.request_id], index)
         child.token_ids.extend(parent.token_ids)
+        child.matcher = None if parent.matcher is None else parent.matcher.clone()
         child.status = RequestStatus.PARKED
         if runs:
             child.num_computed_tokens = parent.num_computed_tokens

@@ -21,6 +21,7 @@ StopFinder = Callable[[SamplingParams], StopScanner]
 # Fields of EngineStats that the scheduler counts.
 COUNTERS = (
     *("steps", "prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "preemptions"),
+    "forced_tokens",
     *BeamGroup.COUNTERS,
 )
 

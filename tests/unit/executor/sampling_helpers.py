@@ -15,6 +15,27 @@ from pinnate.graph import GraphBuilder
 from tests.unit.executor.native_helpers import tensor
 
 
+class FixedMatcher:
+    """Allows the tokens of a list."""
+
+    is_terminated = False
+
+    def __init__(self, allowed: list[int]) -> None:
+        self.allowed = allowed
+
+    def advance(self, token: int) -> None: ...
+
+    def forced(self) -> list[int]:
+        return []
+
+    def clone(self) -> "FixedMatcher":
+        return self
+
+    def fill(self, mask: memoryview) -> None:
+        for token in self.allowed:
+            mask[token // 32] |= 1 << token % 32
+
+
 @dataclass
 class Draw:
     """One sample from logits row `row`."""
@@ -27,6 +48,7 @@ class Draw:
     prompt: list[int] = field(default_factory=list)
     output: list[int] = field(default_factory=list)
     banned: tuple[int, ...] = ()
+    allowed: list[int] | None = None
 
     def sample(self) -> Sample:
         history = array("i", self.prompt + self.output)
@@ -38,6 +60,7 @@ class Draw:
             history if history else None,
             len(self.prompt),
             self.banned,
+            matcher=None if self.allowed is None else FixedMatcher(self.allowed),
         )
 
 

@@ -129,7 +129,7 @@ def test_extreme_parameters_fit_the_record():
     assert record["repetition"] > 0
     assert record["top_k"] == 2**31 - 1
     assert record["seed"] == 2**63 - 1 + 127 - 2**64
-    assert SAMPLE_DTYPE.itemsize == 80
+    assert SAMPLE_DTYPE.itemsize == 88
 
 
 def test_nothing_borrows_the_sequences_arrays():

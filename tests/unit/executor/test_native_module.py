@@ -102,7 +102,7 @@ def test_a_program_must_be_whole_before_it_runs():
     p.gather(cols=16, x=0, out=512)
     with pytest.raises(ValueError, match="smaller"):
         p.finish(arena_bytes=512, **sizes)
-    with pytest.raises(ValueError, match="13 inputs"):
+    with pytest.raises(ValueError, match="14 inputs"):
         p.run((), (), None)
     p.finish(arena_bytes=768, **sizes)
     with pytest.raises(ValueError, match="finished"):

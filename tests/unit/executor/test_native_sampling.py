@@ -10,7 +10,7 @@ from pinnate.core.sampling import SamplingParams
 from pinnate.executor.forward_batch import build_forward_batch, step_result
 from pinnate.executor.sampling import sample_rows
 from tests.unit.executor.native_helpers import ISAS
-from tests.unit.executor.sampling_helpers import Draw, logits_executor, numpy_draws, step_of
+from tests.unit.executor.sampling_helpers import Draw, FixedMatcher, logits_executor, numpy_draws, step_of
 
 
 def random_params(rng: np.random.Generator, **fixed) -> SamplingParams:
@@ -46,6 +46,13 @@ def random_draws(rng, rows, vocab, count, **fixed) -> list[Draw]:
         )
         for _ in range(count)
     ]
+
+
+def random_mask(rng, vocab) -> list[int] | None:
+    if rng.random() < 0.2:
+        return None
+    count = int(rng.integers(1, vocab + 1)) if rng.random() < 0.5 else int(rng.integers(1, 5))
+    return rng.choice(vocab, count, replace=False).tolist()
 
 
 def spread_logits(rng, rows, vocab) -> np.ndarray:
@@ -97,6 +104,48 @@ def test_a_real_vocabulary_with_every_truncation():
     native = logits_executor(logits).execute(step_of(draws)).token_ids
     expected = numpy_draws(logits, draws).token_ids
     assert sum(a != b for a, b in zip(native, expected, strict=True)) <= 1
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("vocab", [9, 333, 2050])
+def test_masked_rows_draw_what_the_definition_draws_and_nothing_else(isa, vocab):
+    rng = np.random.default_rng(vocab)
+    logits = spread_logits(rng, 64, vocab)
+    draws = random_draws(rng, 64, vocab, 800)
+    for draw in draws:
+        draw.allowed = random_mask(rng, vocab)
+    native = logits_executor(logits, isa=isa, threads=2).execute(step_of(draws))
+    expected = numpy_draws(logits, draws)
+    for draw, token in zip(draws, native.token_ids, strict=True):
+        assert draw.allowed is None or token in draw.allowed
+    differ = [i for i in range(len(draws)) if native.token_ids[i] != expected.token_ids[i]]
+    assert len(differ) <= 1
+    for i, (ours, theirs) in enumerate(zip(native.logprobs, expected.logprobs, strict=True)):
+        if theirs is not None and i not in differ:  # of the raw distribution, whatever the mask allows
+            assert [token for token, _ in ours.top] == [token for token, _ in theirs.top]
+            assert (ours.rank, ours.logprob) == (theirs.rank, pytest.approx(theirs.logprob, abs=2e-5))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_where_bans_leave_nothing_of_the_mask_the_mask_wins(temperature):
+    logits = np.arange(64, dtype=np.float32)[None]
+    draw = Draw(params=SamplingParams(temperature=temperature), allowed=[3, 40], banned=(3, 40))
+    assert logits_executor(logits).execute(step_of([draw])).token_ids == [40]
+    assert numpy_draws(logits, [draw]).token_ids == [40]
+
+
+def test_a_matcher_that_raises_fails_the_step_and_the_next_one_runs():
+    class Broken(FixedMatcher):
+        def fill(self, mask):  # noqa: ARG002
+            raise RuntimeError("broken")
+
+    executor = logits_executor(np.arange(64, dtype=np.float32)[None])
+    sample = Sample(SamplingParams(temperature=0), 1, 0, 1, matcher=Broken([]))
+    step = SchedulerOutput((ScheduledSequence(0, 0, array("i", [0]), array("i", [1]), (sample,)),))
+    with pytest.raises(RuntimeError, match="broken"):
+        executor.execute(step)
+    assert executor.execute(step_of([Draw(params=SamplingParams(temperature=0), allowed=[7])])).token_ids == [7]
+    executor.close()
 
 
 @pytest.mark.parametrize("params", [{}, {"top_k": 50}, {"top_p": 0.8}, {"min_p": 0.1}])

@@ -18,6 +18,7 @@ from pinnate.core.errors import ConfigError
 from pinnate.core.layer_groups import one_group, slot_layers
 from pinnate.executor.base import ExecutorSpec, WeightGroup
 from pinnate.executor.forward_batch import ForwardBatch, SampledRows, build_forward_batch, step_result
+from pinnate.executor.masks import NO_MASKS, MaskArray, MaskFiller
 from pinnate.executor.native.assemble import assemble
 from pinnate.executor.native.formats import weight_groups
 from pinnate.executor.native.lowering import lower
@@ -94,6 +95,7 @@ class NativeExecutor:
         self._kv_dtype = "int8" if kv_int8 else dtype
         self._vocab_size = graph.vocab_size
         self._num_instructions = len(lowered.instructions)
+        self._masks = MaskFiller(graph.vocab_size)
 
     @staticmethod
     def weigh(graph: Graph, dtype: str, quantization: str) -> list[WeightGroup]:
@@ -120,6 +122,15 @@ class NativeExecutor:
 
     def _run(self, batch: ForwardBatch, logits: NDArray[np.float32] | None) -> SampledRows:
         program = self._open()
+        masks = self._masks.start(batch.matchers) if batch.matchers else NO_MASKS
+        try:
+            return self._run_program(program, batch, masks, logits)
+        finally:
+            self._masks.wait()  # where the step failed before it came to sampling
+
+    def _run_program(
+        self, program: _native.Program, batch: ForwardBatch, masks: MaskArray, logits: NDArray[np.float32] | None
+    ) -> SampledRows:
         count = len(batch.samples)
         rows = SampledRows(
             np.empty(count, np.int32),
@@ -143,9 +154,11 @@ class NativeExecutor:
                 batch.history,
                 batch.bias_ids,
                 batch.bias,
+                masks,
             ),
             (rows.tokens, rows.logprobs, rows.ranks, rows.top_ids, rows.top_logprobs),
             logits,
+            self._masks.wait if batch.matchers else None,
         )
         return rows
 
@@ -178,4 +191,5 @@ class NativeExecutor:
 
     def close(self) -> None:
         """Gives weights, pages and threads back. The executor cannot be used afterwards."""
+        self._masks.close()
         self._program = None
