@@ -23,6 +23,7 @@ from pinnate.server.observer import Observer
 from pinnate.server.openapi import Document
 from pinnate.server.operator import Operator
 from pinnate.server.replies import chat_completion, completion
+from pinnate.server.responses.routes import responses_routes
 from pinnate.server.state import ServerState
 from pinnate.server.streaming import ChatChunkWriter, CompletionChunkWriter
 
@@ -32,7 +33,7 @@ COMPLETIONS = Route(completions.prepare, CompletionChunkWriter, completion)
 
 def create_app(state: ServerState) -> Starlette:
     """The ASGI application. `state.engine` may still be None: requests then get 503, and so does /health."""
-    routes = [*_openai(state), *_operator(state), *_cache(state)]
+    routes = [*_openai(state), *responses_routes(state), *_operator(state), *_cache(state)]
     routes.append(_document(state, routes))
     app = Starlette(routes=routes, middleware=_layers(state, routes), exception_handlers=handlers())
     app.router.redirect_slashes = False  # another spelling of a path is another path: 404, not a redirect

@@ -23,12 +23,12 @@ from pinnate.server.best_of import choose
 from pinnate.server.body import Disconnected, read_json
 from pinnate.server.cache_report import Vocabulary
 from pinnate.server.clocks import Clocks
-from pinnate.server.errors import ErrorObject, NotReadyError, describe
+from pinnate.server.errors import ErrorObject, describe
 from pinnate.server.generation import Job, Output, Tally, abort, attend, merge, submit
 from pinnate.server.protocol.common import Usage
 from pinnate.server.replies import Gathered
 from pinnate.server.request_record import RequestRecord, record_of
-from pinnate.server.state import Phase, ServerState
+from pinnate.server.state import ServerState, shutting_down
 from pinnate.server.streaming import KEEP_ALIVE, ChunkWriter, error_event, stream_headers
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class GenerationEndpoint:
 
     def _last_words(self, job: Job, error: BaseException) -> bytes:
         if isinstance(error, asyncio.CancelledError):
-            error = _shutting_down()
+            error = shutting_down()
         elif not isinstance(error, PinnateError):
             _logger.exception("stream %s failed", job.id, exc_info=error)
         assert isinstance(error, Exception)
@@ -161,7 +161,7 @@ class GenerationEndpoint:
 
     def _raise_if_stopping(self) -> None:
         if self._state.stopping:
-            raise _shutting_down() from None
+            raise shutting_down() from None
 
 
 @contextlib.contextmanager
@@ -174,7 +174,3 @@ def refusals_counted(state: ServerState) -> Iterator[None]:
     except Exception as error:
         state.metrics.rejected[describe(error)[1].code or ""] += 1
         raise
-
-
-def _shutting_down() -> NotReadyError:
-    return NotReadyError("the server is shutting down", code=str(Phase.SHUTTING_DOWN))

@@ -5,6 +5,8 @@ Knows: the routes' paths and types. Must not know: handlers. A route without an 
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pinnate.server.openapi import TEXT, Operation
 from pinnate.server.protocol.chat import ChatChunk, ChatCompletion, ChatMessage, ChatRequest
 from pinnate.server.protocol.common import CacheReport, StreamOptions
@@ -17,11 +19,20 @@ from pinnate.server.protocol.operator import (
     TokenizeRequest,
     UnpinRequest,
 )
+from pinnate.server.protocol.responses import (
+    DeletedResponse,
+    FunctionTool,
+    InputTokens,
+    ItemList,
+    Response,
+    ResponseEvent,
+    ResponsesRequest,
+)
 
 
 def operations() -> dict[str, Operation]:
     """By method and path, as the route is declared."""
-    return {**_generation(), **_operator(), **_cache()}
+    return {**_generation(), **_responses(), **_operator(), **_cache()}
 
 
 def _generation() -> dict[str, Operation]:
@@ -39,6 +50,28 @@ def _generation() -> dict[str, Operation]:
         ),
         "GET /v1/models": Operation("The models that requests may name", answer=ModelList),
         "GET /v1/models/{model:path}": Operation("One model", answer=ModelCard),
+    }
+
+
+def _responses() -> dict[str, Operation]:
+    options = {"stream_options": StreamOptions, "tools": list[FunctionTool]}
+    page = {"limit": int, "order": Literal["asc", "desc"], "after": str}
+    return {
+        "POST /v1/responses": Operation("Makes a response", ResponsesRequest, Response, ResponseEvent, refined=options),
+        "POST /v1/responses/input_tokens": Operation(
+            "How many tokens the input of a response would be", ResponsesRequest, InputTokens, refined=options
+        ),
+        "GET /v1/responses/{id}": Operation(
+            "A stored response, or its events again",
+            answer=Response,
+            chunk=ResponseEvent,
+            query={"stream": bool, "starting_after": int},
+        ),
+        "DELETE /v1/responses/{id}": Operation("Forgets a response", answer=DeletedResponse),
+        "POST /v1/responses/{id}/cancel": Operation("Ends a background response", answer=Response),
+        "GET /v1/responses/{id}/input_items": Operation(
+            "What a response was an answer to", answer=ItemList, query=page
+        ),
     }
 
 

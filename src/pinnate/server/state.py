@@ -50,7 +50,7 @@ class ServerState:
             EngineDeadError: the engine's process ended; a restart may be under way.
         """
         if self.phase is Phase.SHUTTING_DOWN:
-            raise NotReadyError("the server is shutting down", code=str(self.phase))
+            raise shutting_down()
         if self.engine is None:
             raise NotReadyError("the server is starting, the model is not loaded yet", code=str(Phase.STARTING))
         if self.engine.state != "ready":
@@ -66,3 +66,7 @@ class ServerState:
         self.stopping = True
         for task in self.ongoing:
             task.cancel()
+
+
+def shutting_down() -> NotReadyError:
+    return NotReadyError("the server is shutting down", code=str(Phase.SHUTTING_DOWN))

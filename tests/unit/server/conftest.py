@@ -222,7 +222,14 @@ class Client:
         self.gone = asyncio.Event()
 
     async def call(
-        self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None, chunk: int = 1 << 16
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        headers: dict[str, str] | None = None,
+        chunk: int = 1 << 16,
+        query: str = "",
+        scope: dict[str, Any] | None = None,
     ) -> Answer:
         parts = [body[i : i + chunk] for i in range(0, len(body), chunk)] or [b""]
         messages: Iterator[dict[str, Any]] = iter(
@@ -242,12 +249,13 @@ class Client:
 
         given = {"content-type": "application/json", **(headers or {})}
         raw = [(k.encode(), v.encode("latin-1")) for k, v in given.items() if v]
-        scope = {
+        full_scope = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
-            "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "headers": raw,
+            "path": path, "raw_path": path.encode(), "query_string": query.encode(), "root_path": "", "headers": raw,
             "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 8000),
+            **(scope or {}),
         }  # fmt: skip
-        await self.app(scope, receive, send)
+        await self.app(full_scope, receive, send)
         if not sent:
             return Answer(0, {}, b"", [])
         assert sent[0]["type"] == "http.response.start"

@@ -1,0 +1,115 @@
+"""Responses that nobody waits for: run to their end, watched or not.
+
+Knows: the shared machinery of generation, a record's events. Must not know: fields, HTTP. A run belongs to the server's
+`ongoing` requests: a draining server waits for it, and a server that ends it says so in the response.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from pinnate.core.errors import PinnateError
+from pinnate.server.clocks import Clocks
+from pinnate.server.errors import describe
+from pinnate.server.generation import Job, Tally, abort, merge, submit
+from pinnate.server.protocol.responses import Event
+from pinnate.server.responses.assembler import Assembler
+from pinnate.server.responses.store import Record, Store
+from pinnate.server.responses.writer import ResponseWriter, encode
+from pinnate.server.state import ServerState, shutting_down
+from pinnate.server.streaming import KEEP_ALIVE
+
+if TYPE_CHECKING:
+    from pinnate.engine.async_engine import AsyncEngine
+    from pinnate.engine.stream import RequestStream
+
+_logger = logging.getLogger("pinnate.server")
+
+
+async def start(
+    state: ServerState, engine: AsyncEngine, store: Store, job: Job, record: Record, assembler: Assembler
+) -> None:
+    """Submits the job and returns; the record is in the store from here on.
+
+    Raises:
+        RequestError, EngineError: the engine does not take it; nothing is stored.
+    """
+    streams = await submit(engine, job)
+    run = _Run(state, engine, store, record, assembler)
+    run.note(assembler.queue())
+    store.add(record)
+    task = asyncio.create_task(run.follow(job, streams))
+    record.cancel = task.cancel
+    state.ongoing.add(task)
+    task.add_done_callback(state.ongoing.discard)
+    await asyncio.sleep(0)  # a task that is cancelled before its first step would end without a word
+
+
+class _Run:
+    """One background response."""
+
+    def __init__(
+        self, state: ServerState, engine: AsyncEngine, store: Store, record: Record, assembler: Assembler
+    ) -> None:
+        self._state = state
+        self._engine = engine
+        self._store = store
+        self._record = record
+        self._assembler = assembler
+
+    def note(self, events: list[Event]) -> None:
+        self._record.response = self._assembler.response
+        if self._record.events is not None:
+            self._record.events += encode(events)
+        self._record.notify()
+
+    async def follow(self, job: Job, streams: list[RequestStream]) -> None:
+        writer = ResponseWriter(self._assembler)
+        tally = Tally(job, self._state)
+        outputs = merge(streams, job)
+        clocks = Clocks(streams, self._state.settings.limits, self._engine.queue_seconds)
+        try:
+            async for batch in outputs:
+                tally.add(batch)
+                self.note(writer.events(batch))
+            last = writer.last_events(tally.usage())
+        except asyncio.CancelledError:
+            stopping = self._state.stopping
+            last = self._assembler.fail(describe(shutting_down())[1]) if stopping else self._assembler.cancel()
+        except Exception as error:
+            if not isinstance(error, PinnateError):
+                _logger.exception("background response %s failed", job.id)
+            last = self._assembler.fail(describe(error)[1])
+        finally:
+            clocks.close()
+            abort(streams)
+            tally.close()
+            self._state.metrics.record_stats(self._engine.stats)
+            with contextlib.suppress(RuntimeError):
+                await outputs.aclose()
+        self.note(last)
+        self._store.settle(self._record)
+
+
+async def watch(record: Record, starting_after: int, interval: float) -> AsyncIterator[bytes]:
+    """The events after that number, as they come, until the response has ended; a comment where `interval` seconds
+    brought none."""
+    assert record.events is not None
+    position = starting_after + 1
+    while True:
+        ended, changed = record.ended, record.changed
+        waiting = record.events[position:]
+        position += len(waiting)
+        if waiting:
+            yield b"".join(waiting)
+        if ended:
+            return
+        try:
+            async with asyncio.timeout(interval):
+                await changed.wait()
+        except TimeoutError:
+            yield KEEP_ALIVE
