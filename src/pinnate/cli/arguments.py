@@ -135,8 +135,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add_flag(
         group, "--kv-events-config", type=kv_events_config, dest="kv_events", metavar="JSON",
-        help='publish what enters and leaves the prefix cache: {"endpoint": "tcp://127.0.0.1:5557", '
-        '"replay_endpoint": ..., "topic": ...}',
+        help=argparse.SUPPRESS,  # its JSON needs more than a line: docs/http-api.md
     )  # fmt: skip
     group = parser.add_argument_group("scheduling")
     add_flag(

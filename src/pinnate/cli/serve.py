@@ -20,7 +20,7 @@ from pinnate.core.config import read_environment
 from pinnate.server.limits import parse_limits
 from pinnate.server.settings import ServerSettings
 
-_SETTINGS = ("host", "port", "chat_template", "shutdown_timeout", "strict", "max_logprobs")
+_SETTINGS = ("host", "port", "chat_template", "shutdown_timeout", "strict", "max_logprobs", "data_dir")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flag(group, "--strict", action="store_const", const=True, help=argparse.SUPPRESS)  # docs/http-api.md
     _add_limit_arguments(group)
     add_log_arguments(group)
+    add_flag(
+        group, "--data-dir", metavar="DIR",
+        help="keep files and batches here: turns /v1/files and /v1/batches on",
+    )  # fmt: skip
     add_engine_arguments(parser)
 
 

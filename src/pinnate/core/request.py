@@ -15,6 +15,10 @@ import msgspec
 from pinnate.core.sampling import SamplingParams
 from pinnate.core.structured import Matcher
 
+# Added to the priority of background work, which makes it less urgent than any live request, whose priority fits in 32
+# bits. Background work runs in what live requests leave, and gives its place up to them.
+BACKGROUND_PRIORITY = 2**32
+
 Namespace = tuple[str, str]  # adapter, cache_salt: requests share cached prefixes within one alone
 
 
@@ -58,6 +62,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
     @property
     def namespace(self) -> Namespace:
         return self.adapter, self.cache_salt
+
+    @property
+    def is_background(self) -> bool:
+        return self.priority >= BACKGROUND_PRIORITY // 2
 
     @property
     def max_tokens(self) -> int:

@@ -5,7 +5,8 @@ Knows: paths. Must not know: what happens behind them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from starlette.applications import Starlette
@@ -18,6 +19,7 @@ from pinnate.server.cache import CacheRoutes
 from pinnate.server.cors import cors
 from pinnate.server.endpoint import GenerationEndpoint, Route
 from pinnate.server.errors import handlers
+from pinnate.server.no_data_dir import NoDataDir
 from pinnate.server.observability import listeners
 from pinnate.server.observer import Observer
 from pinnate.server.openapi import Document
@@ -31,9 +33,13 @@ CHAT = Route(chat.prepare, ChatChunkWriter, chat_completion)
 COMPLETIONS = Route(completions.prepare, CompletionChunkWriter, completion)
 
 
+# What a line of a batch may ask for.
+BATCH_ROUTES: Mapping[str, Route] = MappingProxyType({"/v1/chat/completions": CHAT, "/v1/completions": COMPLETIONS})
+
+
 def create_app(state: ServerState) -> Starlette:
     """The ASGI application. `state.engine` may still be None: requests then get 503, and so does /health."""
-    routes = [*_openai(state), *responses_routes(state), *_operator(state), *_cache(state)]
+    routes = [*_openai(state), *responses_routes(state), *_operator(state), *_cache(state), *_batches(state)]
     routes.append(_document(state, routes))
     app = Starlette(routes=routes, middleware=_layers(state, routes), exception_handlers=handlers())
     app.router.redirect_slashes = False  # another spelling of a path is another path: 404, not a redirect
@@ -95,4 +101,24 @@ def _cache(state: ServerState) -> list[HTTPRoute]:
         operator_route("/resync_kv_events", cache.resync, ["POST"]),
         operator_route("/debug/cache", cache.describe, ["GET"]),
         operator_route("/debug/match", cache.explain, ["POST"]),
+    ]
+
+
+def _batches(state: ServerState) -> list[HTTPRoute]:
+    if state.batches is None:
+        handlers: Any = NoDataDir()
+    else:
+        from pinnate.server.batches.routes import BatchRoutes  # SQLite and a form parser, for those who want them
+
+        handlers = BatchRoutes(state, state.batches)
+    return [
+        HTTPRoute("/v1/files", handlers.upload, methods=["POST"]),
+        HTTPRoute("/v1/files", handlers.list_files, methods=["GET"]),
+        HTTPRoute("/v1/files/{file_id}", handlers.get_file, methods=["GET"]),
+        HTTPRoute("/v1/files/{file_id}", handlers.delete_file, methods=["DELETE"]),
+        HTTPRoute("/v1/files/{file_id}/content", handlers.content, methods=["GET"]),
+        HTTPRoute("/v1/batches", handlers.create, methods=["POST"]),
+        HTTPRoute("/v1/batches", handlers.list_batches, methods=["GET"]),
+        HTTPRoute("/v1/batches/{batch_id}", handlers.get_batch, methods=["GET"]),
+        HTTPRoute("/v1/batches/{batch_id}/cancel", handlers.cancel, methods=["POST"]),
     ]

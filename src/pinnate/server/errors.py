@@ -12,6 +12,7 @@ paths of Anthropic's API `{"type": "error", "error": {type, message}, "request_i
 | QueueFullError | 429 with Retry-After | `queue_full` |
 | TimeLimitError | 503 with Retry-After, 504 | `queue_timeout`, `request_timeout` |
 | NotReadyError, EngineDeadError | 503 with Retry-After | `starting`, `shutting_down`, `engine_dead` |
+| StorageError | 500, 507 | `storage_error`, `storage_damaged`; `storage_full` |
 | EngineError, anything else | 500 | `engine_error`, `internal_error` |
 
 429 says: this server is well and its queue is full, come again. 503 says: it cannot serve this now, try another one.
@@ -98,6 +99,14 @@ class NotReadyError(PinnateError):
         self.code = code
 
 
+class StorageError(PinnateError):
+    """The data directory cannot be used. `code`: `storage_full`, `storage_damaged`, `storage_error`."""
+
+    def __init__(self, message: str, *, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 def describe(error: Exception) -> tuple[int, ErrorObject]:
     """Status and error object of `error`. What is not ours is reported without its text: it may name private things."""
     if isinstance(error, HTTPStatusError):
@@ -114,6 +123,8 @@ def describe(error: Exception) -> tuple[int, ErrorObject]:
         return 503, ErrorObject(str(error), "service_unavailable_error", None, error.code)
     if isinstance(error, EngineDeadError):
         return 503, ErrorObject(str(error), "service_unavailable_error", None, "engine_dead")
+    if isinstance(error, StorageError):
+        return 507 if error.code == "storage_full" else 500, ErrorObject(str(error), "server_error", None, error.code)
     if isinstance(error, EngineError):
         return 500, ErrorObject(str(error), "server_error", None, "engine_error")
     return 500, ErrorObject("internal error, see the server's log", "server_error", None, "internal_error")

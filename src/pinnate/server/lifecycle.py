@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     import uvicorn
 
     from pinnate.engine.async_engine import AsyncEngine
+    from pinnate.server.batches.batches import Batches
+    from pinnate.server.batches.storage import Storage
     from pinnate.server.state import ServerState
 
 KEEP_ALIVE_SECONDS = 75
@@ -55,9 +57,10 @@ def serve(config: EngineConfig, settings: ServerSettings) -> int:
     listener = _bind(settings)
     try:
         template = _read_template(settings.chat_template)
+        storage = _open_storage(settings.data_dir)
         # The engine's process loads the model while this one imports the web framework.
         child = EngineChild(config)
-        return uvloop.run(_Life(config, settings, listener, began).run(child, template))
+        return uvloop.run(_Life(config, settings, listener, began).run(child, template, storage))
     finally:
         listener.close()
 
@@ -102,6 +105,21 @@ def _read_template(path: str | None) -> str | None:
         raise ConfigError(f"--chat-template {path}: {error}") from None
 
 
+def _open_storage(folder: str | None) -> Storage | None:
+    if folder is None:
+        return None
+    from pinnate.server.batches.storage import Storage
+
+    return Storage(Path(folder))
+
+
+def _make_batches(state: ServerState, storage: Storage) -> Batches:
+    from pinnate.server.app import BATCH_ROUTES
+    from pinnate.server.batches.batches import Batches
+
+    return Batches(state, storage, BATCH_ROUTES)
+
+
 class _Life:
     """One run of the server. `run` is called once."""
 
@@ -113,7 +131,7 @@ class _Life:
         self._signals = 0
         self._signalled = asyncio.Event()
 
-    async def run(self, child: EngineChild, template: str | None) -> int:
+    async def run(self, child: EngineChild, template: str | None, storage: Storage | None) -> int:
         # Heavy imports, made while the child works: the reason why they are here and not at the top.
         from pinnate.engine.async_engine import AsyncEngine
 
@@ -124,6 +142,8 @@ class _Life:
         from pinnate.server.state import Phase, ServerState
 
         state = ServerState(self._config.model, self._settings)
+        if storage is not None:
+            state.batches = _make_batches(state, storage)
         server = _make_server(create_app(state), self._settings)
         serving = asyncio.create_task(server.serve(sockets=[self._listener]))
         stopping = asyncio.create_task(self._signalled.wait())
@@ -135,13 +155,19 @@ class _Life:
                 _adopt_template(state, state.engine, template)
                 state.phase = Phase.SERVING
                 self._announce(state, state.engine)
+                if state.batches is not None:
+                    state.batches.start()
                 await asyncio.wait((stopping, serving), return_when=asyncio.FIRST_COMPLETED)
             state.phase = Phase.SHUTTING_DOWN
+            if state.batches is not None:  # the next start goes on with them
+                await state.batches.stop()
             await self._drain(state)
             return 0
         finally:
             stopping.cancel()
             await _end(server, serving, starting)
+            if storage is not None:
+                await storage.close()
 
     async def _take_signals(self, server: uvicorn.Server, serving: asyncio.Task[None]) -> None:
         """Once uvicorn has set its own handlers, in place of them."""

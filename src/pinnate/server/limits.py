@@ -29,6 +29,7 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     max_body_bytes: int = 32 * 2**20
+    max_file_bytes: int = 200 * 2**20  # that is uploaded for batches
     max_head_bytes: int = 64 * 2**10
     max_connections: int | None = None
     head_timeout: float = 30.0
@@ -47,7 +48,7 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _LEAST = {
-    "max_body_bytes": 1024, "max_head_bytes": 1024, "max_connections": 1, "head_timeout": 0.05,
+    "max_body_bytes": 1024, "max_file_bytes": 1024, "max_head_bytes": 1024, "max_connections": 1, "head_timeout": 0.05,
     "body_timeout": 0.05, "write_timeout": 0.05, "idle_timeout": 0.05, "keep_alive_interval": 0.05,
     "queue_timeout": 0.001, "request_timeout": 0.001,
 }  # fmt: skip

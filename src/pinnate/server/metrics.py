@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -80,6 +80,7 @@ class Metrics:
         self.rejected: Counter[str] = Counter()  # requests refused before their first token, by error code
         self.http_requests: Counter[tuple[str, str, str]] = Counter()  # by route, method, status
         self.engine_restarts = 0
+        self.sources: list[Callable[[str], Iterator[Metric]]] = []  # of further families, given the prefix
         self._stats = EngineStats()
         self._before: Counter[str] = Counter()  # of engine processes that are gone; floats too
         self._registry = CollectorRegistry(auto_describe=False)
@@ -145,6 +146,8 @@ class Metrics:
         yield self.e2e_latency.family("e2e_request_latency_seconds", "From arrival to the end of a choice.")
         yield self.request_prompt_tokens.family("request_prompt_tokens", "Tokens of a prompt.")
         yield self.request_generation_tokens.family("request_generation_tokens", "Tokens of a choice.")
+        for source in self.sources:
+            yield from source(PREFIX)
 
 
 def _usage(stats: EngineStats) -> float:

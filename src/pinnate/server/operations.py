@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Literal
 
 from pinnate.server.openapi import TEXT, Operation
+from pinnate.server.protocol.batches import Batch, BatchCreate, BatchList, FileDeleted, FileList, FileObject, Order
 from pinnate.server.protocol.chat import ChatChunk, ChatCompletion, ChatMessage, ChatRequest
 from pinnate.server.protocol.common import CacheReport, StreamOptions
 from pinnate.server.protocol.completions import Completion, CompletionRequest
@@ -32,7 +33,7 @@ from pinnate.server.protocol.responses import (
 
 def operations() -> dict[str, Operation]:
     """By method and path, as the route is declared."""
-    return {**_generation(), **_responses(), **_operator(), **_cache()}
+    return {**_generation(), **_responses(), **_operator(), **_cache(), **_batches()}
 
 
 def _generation() -> dict[str, Operation]:
@@ -100,4 +101,30 @@ def _cache() -> dict[str, Operation]:
         "POST /debug/match": Operation(
             "How much of a prompt is cached, and why no more", PrefixRequest, CacheReport, refined=chat
         ),
+    }
+
+
+def _batches() -> dict[str, Operation]:
+    page = {"after": str, "limit": int}
+    return {
+        "POST /v1/files": Operation(
+            "Uploads the requests of a batch, a JSON object a line",
+            answer=FileObject,
+            form={
+                "file": bytes,
+                "purpose": str,
+                "expires_after[anchor]": str | None,
+                "expires_after[seconds]": int | None,
+            },
+        ),
+        "GET /v1/files": Operation(
+            "The files of this key", answer=FileList, query={**page, "order": Order, "purpose": str}
+        ),
+        "GET /v1/files/{file_id}": Operation("One file", answer=FileObject),
+        "DELETE /v1/files/{file_id}": Operation("Deletes a file", answer=FileDeleted),
+        "GET /v1/files/{file_id}/content": Operation("The bytes of a file", media_type="application/octet-stream"),
+        "POST /v1/batches": Operation("Runs the requests of a file beside live traffic", BatchCreate, Batch),
+        "GET /v1/batches": Operation("The batches of this key", answer=BatchList, query=page),
+        "GET /v1/batches/{batch_id}": Operation("One batch and how far it is", answer=Batch),
+        "POST /v1/batches/{batch_id}/cancel": Operation("Ends a batch; what is answered is kept", answer=Batch),
     }

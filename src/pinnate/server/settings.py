@@ -34,6 +34,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     `admin_api_keys`: with them set, the operator's routes need one of these. `allowed_origins`: of web pages that may
     call (CORS), `*` is all. `access_log`: one line for each request. `max_logprobs`:
     alternatives that a request may ask for at each token.
+    `data_dir`: folder of files and batches, which are off without it.
 
     Raises:
         ConfigError: a value is out of range; the message names the flag.
@@ -52,6 +53,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_logprobs: int = DEFAULT_MAX_LOGPROBS
     limits: ServerLimits = ServerLimits()
     strict: bool = False
+    data_dir: str | None = None
     access_log: bool = False
     log_level: str = "info"
     log_format: str = "text"
@@ -77,6 +79,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(
                     f"--allowed-origins: {origin!r} is not an origin such as https://chat.example.com (no path), or *"
                 )
+        if self.data_dir is not None and not self.data_dir.strip():
+            raise ConfigError("--data-dir: the folder's name is empty")
         if any(not name for name in self.served_model_name):
             raise ConfigError("--served-model-name must not be empty")
 

@@ -19,6 +19,7 @@ from pinnate.server.settings import ServerSettings, model_names
 
 if TYPE_CHECKING:
     from pinnate.engine.async_engine import AsyncEngine
+    from pinnate.server.batches.batches import Batches
     from pinnate.text.chat_template import ChatTemplate
 
 
@@ -40,6 +41,7 @@ class ServerState:
         self.engine: AsyncEngine | None = None
         self.chat_template: ChatTemplate | None = None
         self.metrics = Metrics()
+        self.batches: Batches | None = None  # with --data-dir
         self.longest_token: int | None = None  # bytes; found when first needed
         self.ongoing: set[asyncio.Task[None]] = set()
 

@@ -1,0 +1,149 @@
+"""The folder of --data-dir: the database, the files' contents, and the one thread that touches both.
+
+    DIR/lock               held while a server uses the folder
+    DIR/batches.sqlite     (and -wal, -shm)
+    DIR/files/file-...     contents; what has no row in the database is removed at the next start
+    DIR/files/*.part       not finished, likewise
+
+Knows: paths, locks, the thread. Must not know: what rows mean, the engine. The event loop never waits for the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, ParamSpec, TypeVar
+
+from pinnate.core.errors import ConfigError
+from pinnate.server.batches.database import open_database, storage_errors
+from pinnate.server.batches.tables import Tables
+from pinnate.server.errors import StorageError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+DATABASE = "batches.sqlite"
+PART = ".part"
+log = logging.getLogger("pinnate.server")
+
+
+class Storage:
+    """Made at start, before anything is served: the folder must be usable and nobody else's. The database is opened and
+    checked by `open`, in the thread; where it is damaged every call says so, and nothing else of the server suffers."""
+
+    def __init__(self, folder: Path) -> None:
+        """
+        Raises:
+            ConfigError: the folder cannot be made, written, or is in use by another server.
+        """
+        self.folder = folder
+        self._files = folder / "files"
+        try:
+            for each in (folder, self._files):  # prompts are in there: for the server's user alone
+                each.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock: IO[bytes] = (folder / "lock").open("wb")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.close()
+            raise ConfigError(f"--data-dir {folder}: another server uses it") from None
+        except OSError as error:
+            raise ConfigError(f"--data-dir {folder}: {error.strerror}") from None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="pinnate-storage")
+        self._tables: Tables | None = None
+        self._broken: StorageError | None = None
+        self._close_database: Callable[[], None] = lambda: None
+
+    async def open(self) -> None:
+        """
+        Raises:
+            StorageError: the database cannot be used; so does every later `call`.
+        """
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._open)
+
+    async def call(self, function: Callable[[Tables], R]) -> R:
+        """`function` of the tables, in the thread.
+
+        Raises:
+            StorageError: the disk is full, the database is damaged; and what `function` raises.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._call, function)
+
+    async def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """A function that reads or writes files of the folder, in another thread than the database's: a slow upload
+        must not keep results from being stored."""
+
+        def guarded() -> R:
+            with storage_errors(self._files):
+                return function(*args, **kwargs)
+
+        return await asyncio.to_thread(guarded)
+
+    def content(self, file_id: str) -> Path:
+        """Where the bytes of a file are. `file_id` is one that the database knows."""
+        return self._files / file_id
+
+    def unfinished(self, file_id: str) -> Path:
+        """Where they are written before they are all there."""
+        return self._files / (file_id + PART)
+
+    async def close(self) -> None:
+        """What was asked for is done first."""
+        await asyncio.to_thread(self._thread.shutdown)
+        self._close_database()
+        self._lock.close()
+
+    def _open(self) -> None:
+        path = self.folder / DATABASE
+        try:
+            connection = open_database(path)
+            self._close_database = connection.close
+            self._tables = Tables(connection)
+            with storage_errors(path):
+                self._remove_leftovers(self._tables.file_ids())
+        except StorageError as error:
+            self._broken = error
+            log.error("%s. /v1/files and /v1/batches are off", error)
+            raise
+
+    def _call(self, function: Callable[[Tables], R]) -> R:
+        if self._broken is not None:
+            raise self._broken
+        if self._tables is None:
+            self._open()
+        assert self._tables is not None
+        try:
+            with storage_errors(self.folder / DATABASE):
+                return function(self._tables)
+        except StorageError as error:
+            if error.code == "storage_damaged":
+                self._broken = error
+                log.error("%s. /v1/files and /v1/batches are off", error)
+            raise
+
+    def _remove_leftovers(self, known: set[str]) -> None:
+        """Contents without a row: of uploads and outputs that were cut off."""
+        for path in self._files.iterdir():
+            if path.name not in known:
+                path.unlink()
+
+
+def write_whole(path: Path, part: Path) -> None:
+    """Makes a finished `part` the file: after this it is there, whole, whatever happens to the machine."""
+    descriptor = os.open(part, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    part.rename(path)
+
+
+def remove(*paths: Path) -> None:
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
