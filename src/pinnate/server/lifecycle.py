@@ -23,6 +23,7 @@ from pinnate.core.config import EngineConfig
 from pinnate.core.errors import ConfigError
 from pinnate.core.logs import setup_logging
 from pinnate.engine.child import EngineChild
+from pinnate.server.listener import open_listener, raise_descriptor_limit
 from pinnate.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from pinnate.server.batches.storage import Storage
     from pinnate.server.state import ServerState
 
-KEEP_ALIVE_SECONDS = 75
 BACKLOG = 2048
 LAST_WRITES_SECONDS = 2  # for what is being sent when all requests have ended
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -54,7 +54,7 @@ def serve(config: EngineConfig, settings: ServerSettings) -> int:
     began = time.monotonic()
     setup_logging(settings.log_level, settings.log_format)
     check_certificate(settings)
-    listener = _bind(settings)
+    listener = open_listener(settings.host, settings.port)
     try:
         template = _read_template(settings.chat_template)
         storage = _open_storage(settings.data_dir)
@@ -83,19 +83,6 @@ def check_certificate(settings: ServerSettings) -> None:
         both = f"--ssl-certfile {settings.ssl_certfile} --ssl-keyfile {settings.ssl_keyfile}"
         reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
         raise ConfigError(f"{both}: {reason or error}; PEM files are needed, the key without a password") from None
-
-
-def _bind(settings: ServerSettings) -> socket.socket:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        raise ConfigError(f"--host {settings.host} --port {settings.port}: {error.strerror}") from None
-    return listener
 
 
 def _read_template(path: str | None) -> str | None:
@@ -205,16 +192,19 @@ class _Life:
 def _make_server(app: object, settings: ServerSettings) -> uvicorn.Server:
     import uvicorn
 
+    from pinnate.server.connection import connection_factory
+
+    limits = settings.limits
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]
-        http="httptools",
+        http=connection_factory(limits, limits.connections_for(raise_descriptor_limit())),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         log_config=None,
         log_level="warning",
         access_log=False,  # access_log.py writes our own
         server_header=False,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_keep_alive=limits.idle_timeout,  # type: ignore[arg-type]
         timeout_graceful_shutdown=LAST_WRITES_SECONDS,
         backlog=BACKLOG,
         ssl_certfile=settings.ssl_certfile,

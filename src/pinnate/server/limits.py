@@ -12,6 +12,8 @@ import msgspec
 
 from pinnate.core.errors import ConfigError
 
+MIN_CONNECTIONS = 16
+OWN_DESCRIPTORS = 128  # open files that are not connections
 MAX_JSON_DEPTH = 128  # of a body; deeper ones are no use to anybody, and code that walks them recurses
 
 
@@ -45,6 +47,12 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and not least <= value < math.inf:
                 raise ConfigError(f"{_flag(name)} must be at least {least:g}, got {value:g}")
+
+    def connections_for(self, descriptors: int) -> int:
+        """How many connections there may be where the process may open so many files."""
+        if self.max_connections is not None:
+            return self.max_connections
+        return max(MIN_CONNECTIONS, descriptors - OWN_DESCRIPTORS)
 
 
 _LEAST = {
