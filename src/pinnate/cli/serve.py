@@ -20,7 +20,10 @@ from pinnate.core.config import read_environment
 from pinnate.server.limits import parse_limits
 from pinnate.server.settings import ServerSettings
 
-_SETTINGS = ("host", "port", "chat_template", "shutdown_timeout", "strict", "max_logprobs", "data_dir")
+_SETTINGS = (
+    "host", "port", "chat_template", "tool_call_parser", "reasoning_parser", "shutdown_timeout", "strict",
+    "max_logprobs", "data_dir",
+)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         group, "--shutdown-timeout", type=float, metavar="SECONDS",
         help="how long running requests may go on after SIGTERM",
     )  # fmt: skip
+    # Rare ones, in docs/tools.md: the chat template tells which parser is right.
+    add_flag(group, "--tool-call-parser", metavar="NAME", help=argparse.SUPPRESS)
+    add_flag(group, "--reasoning-parser", metavar="NAME", help=argparse.SUPPRESS)
+    add_flag(group, "--enable-auto-tool-choice", action="store_true", help=argparse.SUPPRESS)  # always on
     add_flag(group, "--max-logprobs", type=int, metavar="N", help=argparse.SUPPRESS)
     add_flag(group, "--strict", action="store_const", const=True, help=argparse.SUPPRESS)  # docs/http-api.md
     _add_limit_arguments(group)

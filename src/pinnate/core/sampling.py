@@ -41,6 +41,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     `structured_output` is the language that every output belongs to; it is over when nothing more may follow. It goes
     before `min_tokens` and `ignore_eos`: those make it as long as the language allows (docs/structured-output.md).
 
+    `kept_special_tokens` are shown though `skip_special_tokens` hides the others: marks that a parser must see.
+
     Raises:
         InvalidRequestError: a field is out of range; `param` names it.
         UnsupportedError: a field that a beam search cannot honour.
@@ -67,6 +69,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    kept_special_tokens: tuple[int, ...] = ()
     use_beam_search: bool = False
     beam_width: int | None = None
     length_penalty: float = 1.0

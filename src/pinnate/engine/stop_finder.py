@@ -29,7 +29,12 @@ class LazyStopFinder:
     def __call__(self, params: SamplingParams) -> StopScan:
         from pinnate.text.stop_scan import StopScan
 
-        return StopScan(params.stop, self._tokenizer, skip_special_tokens=params.skip_special_tokens)
+        return StopScan(
+            params.stop,
+            self._tokenizer,
+            skip_special_tokens=params.skip_special_tokens,
+            kept=params.kept_special_tokens,
+        )
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:

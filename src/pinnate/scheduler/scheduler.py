@@ -24,7 +24,6 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable
 from itertools import islice
-from time import perf_counter
 
 from pinnate.core.batch import SchedulerOutput, StepResult, TokenLogprobs
 from pinnate.core.errors import GrammarError, InvalidRequestError, QueueFullError
@@ -36,14 +35,7 @@ from pinnate.kvcache.manager import KVCacheManager
 from pinnate.kvcache.radix_cache import PrefixMatch
 from pinnate.scheduler.admission import AdmissionControl, Limits, prefix_is_underway
 from pinnate.scheduler.beams import BeamGroup
-from pinnate.scheduler.output import (
-    StepDraft,
-    ending_output,
-    extend,
-    take_prompt_logprobs,
-    take_timing,
-    token_output,
-)
+from pinnate.scheduler.output import StepDraft, ending_output, extend, take_prompt_logprobs, token_output
 from pinnate.scheduler.policy import POLICIES, PROMPT_TOKENS_BESIDE_DECODES, QUEUE_WINDOW
 from pinnate.scheduler.state import COUNTERS, RequestState, StopFinder
 
@@ -218,7 +210,7 @@ class Scheduler:
         seq.num_computed_tokens = self._cache.adopt(seq, match)
         from_tier = self._cache.tiers.started(seq)
         if not state.admitted:
-            state.admitted, state.started = True, perf_counter()
+            state.admitted = True
             self._started.append(seq.request.request_id)
             state.cache_report = complete_report(state.cache_report, seq.num_computed_tokens, from_tier)
             seq.num_cached_tokens = state.num_cached_tokens = seq.num_computed_tokens
@@ -303,8 +295,7 @@ class Scheduler:
         beams.advance(self)
         if not beams.search.is_done:
             return []
-        scores, timing = take_prompt_logprobs(state), take_timing(state, whole=True)
-        outputs = beams.results(state.num_cached_tokens, scores, state.cache_report, timing)
+        outputs = beams.results(state.num_cached_tokens, take_prompt_logprobs(state), state.cache_report)
         self._totals["generation_tokens"] += sum(len(output.token_ids) for output in outputs)
         for seq in list(state.sequences):
             self._end(seq, state, FinishReason.STOP)

@@ -18,9 +18,9 @@ from pinnate.core.messages import CacheReport
 from pinnate.core.sampling import SamplingParams
 from pinnate.server.body import FieldNotes, convert, read_json
 from pinnate.server.cache_report import show_report, text_of
-from pinnate.server.chat import render_and_tokenize
 from pinnate.server.params import check_cache_salt, check_model
 from pinnate.server.protocol.operator import PrefixRequest, UnpinRequest
+from pinnate.server.rendering import render_and_tokenize
 from pinnate.server.state import ServerState
 from pinnate.server.tokenizing import tokenize
 

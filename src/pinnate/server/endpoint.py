@@ -104,6 +104,7 @@ class GenerationEndpoint:
             run.clocks.close()
             abort(streams)
             run.tally.close()
+            self._state.metrics.record_stats(engine.stats)
             with contextlib.suppress(RuntimeError):  # still running: it is being cancelled with this task
                 await run.outputs.aclose()
 

@@ -139,7 +139,6 @@ class _Life:
             await asyncio.wait((starting, stopping, serving), return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
                 state.engine = starting.result()
-                state.engine.listen(state.metrics.record_stats)
                 _adopt_template(state, state.engine, template)
                 state.phase = Phase.SERVING
                 self._announce(state, state.engine)
@@ -214,6 +213,7 @@ def _make_server(app: object, settings: ServerSettings) -> uvicorn.Server:
 
 
 def _adopt_template(state: ServerState, engine: AsyncEngine, source: str | None) -> None:
+    from pinnate.server.rendering import chat_formats
     from pinnate.text.chat_template import ChatTemplate
 
     if source is not None:
@@ -221,6 +221,7 @@ def _adopt_template(state: ServerState, engine: AsyncEngine, source: str | None)
         state.chat_template = ChatTemplate(
             source, bos_token=tokenizer.bos_token or "", eos_token=tokenizer.eos_token or ""
         )
+    chat_formats(state, engine).log()
 
 
 async def _end(server: uvicorn.Server, serving: asyncio.Task[None], starting: asyncio.Task[AsyncEngine]) -> None:

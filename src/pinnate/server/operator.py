@@ -14,11 +14,11 @@ from starlette.responses import Response
 import pinnate
 from pinnate.core.errors import InvalidRequestError, PinnateError
 from pinnate.server.body import convert, read_json
-from pinnate.server.chat import render_and_tokenize
 from pinnate.server.errors import describe, error_response
 from pinnate.server.metrics import CONTENT_TYPE
 from pinnate.server.params import check_model
 from pinnate.server.protocol.operator import DetokenizeRequest, ModelCard, ModelList, TokenizeRequest
+from pinnate.server.rendering import render_and_tokenize
 from pinnate.server.state import ServerState
 from pinnate.server.tokenizing import tokenize
 

@@ -21,7 +21,6 @@ _QUANTISATION = re.compile(r"[.\-](?:I?Q\d\w*|BF16|F16|F32)$", re.IGNORECASE)
 DEFAULT_MAX_LOGPROBS = 20
 MAX_KEY_LENGTH = 512
 _KEY = re.compile(rf"[!-~]{{1,{MAX_KEY_LENGTH}}}")
-METRICS_COMPAT = ("none", "vllm", "sglang", "both")
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\s@*]+")
 
 
@@ -29,12 +28,13 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the HTTP server. Sizes in bytes, times in seconds.
 
     `served_model_name`: names that requests may use, the first one is shown; empty means the name of the model's
-    file or folder. `chat_template`: path of a file that replaces the model's own template. `shutdown_timeout`: how long
+    file or folder. `chat_template`: path of a file that replaces the model's own template. `tool_call_parser` and
+    `reasoning_parser`: names in text/parsers/registry.py, "auto" for the chat template's. `shutdown_timeout`: how long
     requests in flight may go on after SIGTERM. `port` 0 takes a free one. `strict` refuses requests with unknown
     fields, which otherwise get a warning. `api_keys`: one of them is needed of clients; none: everybody may call.
     `admin_api_keys`: with them set, the operator's routes need one of these. `allowed_origins`: of web pages that may
-    call (CORS), `*` is all. `access_log`: one line for each request. `metrics_compat`: whose names /metrics shows too.
-    `max_logprobs`: alternatives that a request may ask for at each token.
+    call (CORS), `*` is all. `access_log`: one line for each request. `max_logprobs`:
+    alternatives that a request may ask for at each token.
     `data_dir`: folder of files and batches, which are off without it.
 
     Raises:
@@ -50,6 +50,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     ssl_certfile: str | None = None
     ssl_keyfile: str | None = None
     chat_template: str | None = None
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
     shutdown_timeout: float = 30.0
     max_logprobs: int = DEFAULT_MAX_LOGPROBS
     limits: ServerLimits = ServerLimits()
@@ -58,9 +60,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     access_log: bool = False
     log_level: str = "info"
     log_format: str = "text"
-    metrics_compat: str = "none"
 
     def __post_init__(self) -> None:
+        if (self.tool_call_parser, self.reasoning_parser) != ("auto", "auto"):
+            _check_parsers(self.tool_call_parser, self.reasoning_parser)
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port must be from 0 to 65535, got {self.port}")
         if not self.shutdown_timeout >= 0:
@@ -74,10 +77,6 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("--admin-api-key: a key is an API key too, it must be another one")
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise ConfigError("--ssl-certfile and --ssl-keyfile are needed together")
-        if self.metrics_compat not in METRICS_COMPAT:
-            raise ConfigError(
-                f"--metrics-compat must be one of {', '.join(METRICS_COMPAT)}, got {self.metrics_compat!r}"
-            )
         if self.log_format not in LOG_FORMATS:
             raise ConfigError(f"--log-format must be one of {', '.join(LOG_FORMATS)}, got {self.log_format!r}")
         for origin in self.allowed_origins:
@@ -98,6 +97,14 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def max_body_bytes(self) -> int:
         return self.limits.max_body_bytes
+
+
+def _check_parsers(tool_call_parser: str, reasoning_parser: str) -> None:
+    # Imported where a flag is given: the parsers are no part of a start that gives none.
+    from pinnate.text.parsers.registry import choose_reasoning_format, choose_tool_format
+
+    choose_tool_format(None, tool_call_parser)
+    choose_reasoning_format(None, reasoning_parser)
 
 
 def model_names(model: str, served_model_name: tuple[str, ...]) -> tuple[str, ...]:

@@ -15,12 +15,12 @@ from pinnate.core.errors import EngineDeadError
 from pinnate.server.body import FieldNotes
 from pinnate.server.errors import NotReadyError
 from pinnate.server.metrics import Metrics
-from pinnate.server.metrics_compat import more_bounds
 from pinnate.server.settings import ServerSettings, model_names
 
 if TYPE_CHECKING:
     from pinnate.engine.async_engine import AsyncEngine
     from pinnate.server.batches.batches import Batches
+    from pinnate.server.chat_formats import ChatFormats
     from pinnate.text.chat_template import ChatTemplate
 
 
@@ -41,8 +41,9 @@ class ServerState:
         self.stopping = False  # requests under way are being ended by the server
         self.engine: AsyncEngine | None = None
         self.chat_template: ChatTemplate | None = None
-        self.metrics = Metrics(more_bounds(settings.metrics_compat))
+        self.metrics = Metrics()
         self.batches: Batches | None = None  # with --data-dir
+        self.chat_formats: ChatFormats | None = None  # chosen when first needed
         self.longest_token: int | None = None  # bytes; found when first needed
         self.ongoing: set[asyncio.Task[None]] = set()
 

@@ -32,7 +32,7 @@ class ChatTemplate:
     """One template, compiled at its first use and kept. Safe to use from several threads."""
 
     def __init__(self, source: str, *, bos_token: str | None = None, eos_token: str | None = None) -> None:
-        self._source = source
+        self.source = source
         self._tokens = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
         self._template: Template | None = None
 
@@ -70,7 +70,7 @@ class ChatTemplate:
         context |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
         try:
             if self._template is None:
-                self._template = _compile(self._source)
+                self._template = _compile(self.source)
             return "".join(_bounded(self._template.generate(context)))
         except TemplateRefusal as refusal:
             raise InvalidRequestError(str(refusal), param="messages") from None

@@ -19,7 +19,10 @@ class StopScan:
     text ends with that a stop string begins with. UTF-8 makes a match of bytes a match of characters.
     """
 
-    def __init__(self, stop: Sequence[str], tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+    def __init__(
+        self, stop: Sequence[str], tokenizer: Tokenizer, *, skip_special_tokens: bool, kept: Sequence[int] = ()
+    ) -> None:
+        self._kept = frozenset(kept)
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._next: list[dict[int, int]] = [{}]
@@ -31,7 +34,7 @@ class StopScan:
 
     def advance(self, state: int, token: int) -> int:
         """The state after one more token; MATCHED if a stop string is complete within it."""
-        if self._skip_special_tokens and self._tokenizer.is_special(token):
+        if self._skip_special_tokens and self._tokenizer.is_special(token) and token not in self._kept:
             return state
         for byte in self._tokenizer.token_bytes(token):
             state = self._step(state, byte)

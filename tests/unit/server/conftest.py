@@ -48,6 +48,9 @@ class ByteTokenizer:
     def is_special(self, token_id: int) -> bool:
         return token_id == EOS
 
+    def token_id(self, token: str) -> int | None:
+        return EOS if token == "<eos>" else None
+
 
 class FakeStream:
     """Its steps are deltas, lists of deltas that come together, errors, and events to wait for."""

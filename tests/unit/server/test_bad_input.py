@@ -127,12 +127,14 @@ UNSUPPORTED: list[tuple[str, dict[str, Any]]] = [
 CHAT_UNSUPPORTED: list[tuple[str, dict[str, Any]]] = [
     ("audio", {"audio": {"voice": "x", "format": "wav"}}),
     ("modalities", {"modalities": ["text", "audio"]}),
-    ("tools", {"tools": [{"type": "function", "function": {"name": "f"}}]}),
-    ("tool_choice", {"tool_choice": "required"}),
+    ("tools[0].type", {"tools": [{"type": "custom", "custom": {"name": "f"}}]}),
+    ("functions", {"functions": [{"name": "f"}]}),
+    ("function_call", {"function_call": {"name": "f"}}),
+    ("reasoning_effort", {"reasoning_effort": "low"}),
     ("chat_template", {"chat_template": "{{ x }}"}),
     ("prediction", {"prediction": {"type": "content", "content": "x"}}),
-    ("messages[0].tool_calls", {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}),
-    ("messages[1].role", {"messages": [{"role": "user", "content": "x"}, {"role": "tool", "content": "5"}]}),
+    ("messages[0].role", {"messages": [{"role": "function", "name": "f", "content": "5"}]}),
+    ("messages[0].function_call", {"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}),
     (
         "messages[0].content[1].type",
         {

@@ -33,13 +33,35 @@ class ChatRequest(GenerationFields, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = {}
-    parallel_tool_calls: bool | None = None  # no effect without tools, which are refused
+    tools: list[Any] = []
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
+    include_reasoning: bool = True
+    reasoning_effort: str | None = None
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):
     role: str
     content: str | list[dict[str, Any]] | None = None
     name: str | None = None
+    tool_calls: list[dict[str, Any]] = []
+    tool_call_id: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+
+class GivenToolCall(msgspec.Struct, kw_only=True):
+    """A call of an earlier answer, as the client sends it back."""
+
+    id: str = ""
+    type: str = "function"
+    index: int = 0  # of the chunk it came in; some clients keep it
+    function: dict[str, Any]
+
+
+class GivenFunction(msgspec.Struct, kw_only=True):
+    name: str
+    arguments: str | dict[str, Any] = ""
 
 
 class TextPart(msgspec.Struct, kw_only=True):
@@ -53,23 +75,18 @@ UNSUPPORTED_CHAT: Mapping[str, Neutral] = {
     "modalities": is_one_of(["text"]),
     "audio": never,
     "prediction": never,
-    "reasoning_effort": is_one_of("none"),
     "verbosity": is_one_of("medium"),
     "web_search_options": never,
     "moderation": never,
     "chat_template": never,
     "documents": is_one_of([]),
     "mm_processor_kwargs": falsy,
-    "include_reasoning": is_one_of(False, True),
 }
 UNSUPPORTED_MESSAGE: Mapping[str, Neutral] = {
-    "tool_calls": is_one_of([]),
     "function_call": never,
-    "tool_call_id": never,
     "audio": never,
     "refusal": is_one_of(""),
-    "reasoning": is_one_of(""),
-    "reasoning_content": is_one_of(""),
+    "annotations": is_one_of([]),
 }
 
 

@@ -24,6 +24,7 @@ WHITESPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separat
 OPTIONS = "x-guidance"  # the member of a schema that sets options of its compilation
 _EMBEDDED = re.compile(r"%json\s*(?=\{)")
 _GBNF = re.compile(r"::=")
+LARK_HEADER = "%llguidance"  # begins a grammar that is Lark whatever its texts look like
 
 
 def grammar_of(structured: StructuredOutput) -> str:
@@ -73,7 +74,7 @@ def _from_lark(lark: str) -> str:
 
 
 def _lark(text: str, param: str) -> str:
-    if _GBNF.search(text):
+    if _GBNF.search(text) and not text.startswith(LARK_HEADER):
         try:
             text = any_to_lark(text)
         except Exception as error:  # of the converter's own kind, or an IndexError where the text ends too soon
