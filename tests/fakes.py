@@ -116,6 +116,8 @@ class FakeExecutor:
         return sequence.page_table[position // self.page_size], position % self.page_size
 
     def _sample(self, prefix: list[int], sample: Sample) -> int:
+        if sample.target >= 0:
+            return sample.target
         if self.script is not None:
             return self.script(prefix)
         token = next_token(prefix, sample.params, sample.seed, sample.index, self.vocab_size)

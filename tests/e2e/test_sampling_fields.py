@@ -27,6 +27,9 @@ async def both(api: Api, **fields: Any) -> str:
     [
         ({"bad_words": [" "], "max_tokens": 1}, " and"),
         ({"bad_words": ["elephant"], "max_tokens": 14}, P1_NEXT),
+        ({"allowed_token_ids": [284, 256], "max_tokens": 1}, " and"),
+        ({"allowed_token_ids": list(range(300)), "bad_words": [" "], "max_tokens": 1}, " and"),
+        ({"allowed_token_ids": list(range(28, 42)), "max_tokens": 3, "temperature": 1.0, "seed": 1}, "ANY DIGITS"),
         ({"stop": [COMMA], "max_tokens": 14}, " 8"),
         ({"stop": ["9", "10"], "max_tokens": 14, "min_tokens": 5}, " 8, 9, "),
         ({"stop_token_ids": [COMMA], "include_stop_str_in_output": True}, " 8,"),
@@ -35,7 +38,8 @@ async def both(api: Api, **fields: Any) -> str:
     ],
 )
 async def test_greedy_facts(api: Api, fields: dict[str, Any], text: str) -> None:
-    assert await both(api, **fields) == text
+    shown = await both(api, **fields)
+    assert shown == text or (text == "ANY DIGITS" and set(shown) <= set(",-./0123456789"))
 
 
 async def test_a_bad_word_of_several_tokens_is_cut_before_its_end(api: Api) -> None:
@@ -76,9 +80,22 @@ async def test_unknown_fields_are_answered_and_logged(api: Api) -> None:
     assert "without effect: ['mirostat']" in api.server.text()
 
 
+async def test_allowed_tokens_and_a_language_hold_together(api: Api) -> None:
+    ids = [32 + digit for digit in (3, 5, 7)]
+    answer = await api.complete(P1, structured_outputs={"regex": "[0-9]{4}"}, allowed_token_ids=[*ids, COMMA])
+    assert len(answer.text) == 4
+    assert set(answer.text) <= set("357")
+    stuck = await api.complete(P1, allowed_token_ids=[BLANK], bad_words=[" "])
+    assert (stuck.status, stuck.error["param"]) == (400, "allowed_token_ids")
+
+
 def test_llm_takes_the_same_fields() -> None:
     with LLM(max_model_len=256, max_num_seqs=4) as llm:
         greedy = {"temperature": 0.0, "max_tokens": 1}
-        params = [SamplingParams(**greedy, bad_words=(" ",)), SamplingParams(**greedy)]
-        first, second = llm.generate([P1, P1], params, use_tqdm=False)
-    assert (first.outputs[0].text, second.outputs[0].text) == (" and", " ")
+        given = ({"bad_words": (" ",)}, {"allowed_token_ids": (284, 256)}, {"logprobs": 0, "logprob_token_ids": (284,)})
+        results = llm.generate([P1] * 3, [SamplingParams(**greedy, **fields) for fields in given], use_tqdm=False)
+    first, second, third = [result.outputs[0] for result in results]
+    assert [first.text, second.text, third.text] == [" and", " and", " "]
+    assert third.logprobs is not None
+    ((token, logprob),) = third.logprobs[0].chosen
+    assert (token, logprob) == (284, pytest.approx(-4.0734, abs=0.15))

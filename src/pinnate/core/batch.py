@@ -81,6 +81,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     logprob: float
     rank: int  # 1 = most likely
     top: list[tuple[int, float]] = []
+    chosen: list[tuple[int, float]] = []  # of `logprob_token_ids`, in that order
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from pinnate.core.structured import StructuredOutput
 MAX_N = 128
 MAX_LOGPROBS = 1024  # of an offline LLM; a server has a limit of its own (--max-logprobs)
 MAX_BAD_WORDS = 1024
+MAX_LOGPROB_TOKENS = 128
 MAX_STOP_STRINGS = 16
 SEED_LIMIT = 2**63
 MAX_LENGTH_PENALTY = 8.0
@@ -28,8 +29,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     Temperature 0 is greedy. `top_k` 0 or -1, `top_p` 1 and `min_p` 0 are off. `logprobs=k` returns the
     log-probability of every sampled token and the k most likely ones, of the raw distribution (before
-    temperature, penalties and truncation). `seed=None` draws one per request. Choice i of n is drawn with the
-    seed + i.
+    temperature, penalties and truncation); those of `logprob_token_ids` come with them wherever they rank.
+    `seed=None` draws one per request. Choice i of n is drawn with the seed + i.
 
     With `use_beam_search` the n choices are the best of a search of `beam_width` (None: n) hypotheses by their summed
     log-probability / length ** length_penalty; nothing is drawn. `early_stopping` as in transformers: False, True or
@@ -67,6 +68,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()
     logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     kept_special_tokens: tuple[int, ...] = ()
@@ -100,6 +102,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise InvalidRequestError(f"stop has more than {MAX_STOP_STRINGS} strings", param="stop")
         if any(not text for text in self.stop):
             raise InvalidRequestError("stop must not contain an empty string", param="stop")
+        if self.logprob_token_ids and self.logprobs is None:
+            raise InvalidRequestError("logprob_token_ids needs logprobs", param="logprob_token_ids")
+        if len(self.logprob_token_ids) > MAX_LOGPROB_TOKENS:
+            raise InvalidRequestError(
+                f"logprob_token_ids names more than {MAX_LOGPROB_TOKENS} tokens", param="logprob_token_ids"
+            )
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidRequestError("allowed_token_ids must not be empty", param="allowed_token_ids")
         if len(self.bad_words) > MAX_BAD_WORDS:
@@ -153,6 +161,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             "repetition_penalty": self.repetition_penalty != 1.0,
             "allowed_token_ids": self.allowed_token_ids is not None,
             "bad_words": bool(self.bad_words),
+            "logprob_token_ids": bool(self.logprob_token_ids),
         }
         for name in (name for name, is_given in drawing.items() if is_given):
             raise UnsupportedError(f"{name} is not supported with use_beam_search", param=name)

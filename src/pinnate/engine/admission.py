@@ -7,13 +7,13 @@ know: how the engine runs, or text. Shared by AsyncEngine and LLM, so that both 
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from time import time
 from typing import Any
 
 import msgspec
 
-from pinnate.core.errors import ContextLengthError, InvalidRequestError, UnsupportedError
+from pinnate.core.errors import ContextLengthError, InvalidRequestError
 from pinnate.core.layer_groups import PageNeeds
 from pinnate.core.request import Request
 from pinnate.core.sampling import SamplingParams
@@ -52,11 +52,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         """
         if not prompt:
             raise InvalidRequestError("the prompt is empty", param="prompt")
-        if params.allowed_token_ids is not None:
-            raise UnsupportedError("allowed_token_ids is not supported by this engine", param="allowed_token_ids")
         self._check_vocabulary("prompt", prompt)
         self._check_vocabulary("logit_bias", params.logit_bias)
         self._check_vocabulary("stop_token_ids", params.stop_token_ids)
+        self._check_vocabulary("logprob_token_ids", params.logprob_token_ids)
         self._check_vocabulary("allowed_token_ids", params.allowed_token_ids or ())
         if params.num_sequences > self.max_num_seqs:
             name = "n" if params.num_sequences == params.n else "beam_width"
@@ -147,6 +146,7 @@ class Admission:
     ) -> Request:
         """Checks everything (see Limits.check), then fills in `max_tokens` and `seed`."""
         self.limits.check(prompt, params)
+        self._check_allowed(params, bad_word_ids)
         max_tokens, seed = params.max_tokens, params.seed
         if max_tokens is None:
             max_tokens = self.limits.default_max_tokens(len(prompt), params.num_sequences)
@@ -165,3 +165,15 @@ class Admission:
             cache_salt=cache_salt,
             cache_report=cache_report,
         )
+
+    def _check_allowed(self, params: SamplingParams, bad_word_ids: Iterable[tuple[int, ...]]) -> None:
+        if params.allowed_token_ids is None:
+            return
+        banned = {run[0] for run in bad_word_ids if len(run) == 1}
+        if params.min_tokens:
+            banned.update(params.stop_token_ids, () if params.ignore_eos else self._eos_token_ids)
+        if banned.issuperset(params.allowed_token_ids):
+            raise InvalidRequestError(
+                "allowed_token_ids leaves no token to draw: bad_words or min_tokens bans each",
+                param="allowed_token_ids",
+            )

@@ -6,8 +6,11 @@ Knows: sampling positions, scores of the prompt, stop conditions. Must not know:
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 
-from pinnate.core.batch import Sample, ScheduledSequence, SchedulerOutput, TokenLogprobs
+import msgspec
+
+from pinnate.core.batch import Sample, ScheduledSequence, SchedulerOutput, StepResult, TokenLogprobs
 from pinnate.core.messages import TokenOutput
 from pinnate.core.request import FinishReason, Sequence
 from pinnate.scheduler.state import RequestState
@@ -64,12 +67,30 @@ def _samples(seq: Sequence, state: RequestState) -> tuple[Sample, ...]:
     banned = tuple(sorted(state.stop_tokens)) if position - num_prompt < params.min_tokens else ()
     if state.bad_words is not None:
         banned = (*banned, *state.bad_words.banned_next(seq.token_ids, num_prompt))
-    if seq.matcher is not None and params.ignore_eos:
+    if params.structured_output is not None and params.ignore_eos:
         banned += request.eos_token_ids  # a language allows EOS where it may end; here it goes on if it can
     indices = state.unforked or (seq.index,)
-    return tuple(
-        [Sample(params, request.seed, i, position, history, num_prompt, banned, matcher=seq.matcher) for i in indices]
-    )
+    samples = [
+        Sample(params, request.seed, i, position, history, num_prompt, banned, matcher=seq.matcher) for i in indices
+    ]
+    reports = [
+        Sample(params, request.seed, seq.index, position, target=token, num_top=0) for token in params.logprob_token_ids
+    ]
+    return (*samples, *reports)
+
+
+def drawn_tokens(
+    part: ScheduledSequence, result: StepResult, first: int
+) -> Iterator[tuple[int, int, TokenLogprobs | None]]:
+    """Choice, token and its log-probabilities of each draw of `part`, whose samples begin at `first` in `result`."""
+    draws = [i for i, sample in enumerate(part.samples, first) if sample.target < 0]
+    others = result.logprobs[first + len(draws) : first + len(part.samples)]
+    chosen = [(entry.token_id, entry.logprob) for entry in others if entry is not None]
+    for i in draws:
+        logprob = result.logprobs[i]
+        if chosen and logprob is not None:
+            logprob = msgspec.structs.replace(logprob, chosen=chosen)
+        yield part.samples[i - first].index, result.token_ids[i], logprob
 
 
 def extend(seq: Sequence, state: RequestState, token: int, max_model_len: int) -> tuple[list[int], FinishReason | None]:
@@ -77,8 +98,8 @@ def extend(seq: Sequence, state: RequestState, token: int, max_model_len: int) -
     came.
 
     The forced ones have not been computed: they are computed together, as a chunk of a prompt is. Each would be drawn
-    all the same (`fill` allows no other), so that is all the difference; where log-probabilities are asked for, they
-    are drawn.
+    all the same (`fill` allows no other), so that is all the difference; where log-probabilities are asked for, or
+    words are banned, they are drawn.
 
     Raises:
         GrammarError: the language cannot be followed.
@@ -87,6 +108,7 @@ def extend(seq: Sequence, state: RequestState, token: int, max_model_len: int) -
     if matcher is None:
         seq.token_ids.append(token)
         return [token], check_stop(seq, state, max_model_len)
+    may_force = state.request.sampling.logprobs is None and state.bad_words is None
     added, forced = [], [token]
     while forced:
         for following in forced:
@@ -100,7 +122,7 @@ def extend(seq: Sequence, state: RequestState, token: int, max_model_len: int) -
                 return added, FinishReason.STOP
             if reason is not None:
                 return added, reason
-        forced = matcher.forced() if state.request.sampling.logprobs is None else []
+        forced = matcher.forced() if may_force else []
     return added, None
 
 

@@ -34,8 +34,16 @@ from pinnate.kvcache.explain import MatchExplainer, complete_report
 from pinnate.kvcache.manager import KVCacheManager
 from pinnate.kvcache.radix_cache import PrefixMatch
 from pinnate.scheduler.admission import AdmissionControl, Limits, prefix_is_underway
+from pinnate.scheduler.allowed_tokens import only_allowed
 from pinnate.scheduler.beams import BeamGroup
-from pinnate.scheduler.output import StepDraft, ending_output, extend, take_prompt_logprobs, token_output
+from pinnate.scheduler.output import (
+    StepDraft,
+    drawn_tokens,
+    ending_output,
+    extend,
+    take_prompt_logprobs,
+    token_output,
+)
 from pinnate.scheduler.policy import POLICIES, PROMPT_TOKENS_BESIDE_DECODES, QUEUE_WINDOW
 from pinnate.scheduler.state import COUNTERS, RequestState, StopFinder
 
@@ -95,7 +103,7 @@ class Scheduler:
         self._states[request.request_id] = state
         seq = self._new_sequence(state, 0)
         seq.token_ids.extend(request.prompt_token_ids)
-        seq.matcher = matcher
+        seq.matcher = only_allowed(matcher, request.sampling.allowed_token_ids)
         if state.beams is not None:
             state.beams.sequences = [seq]
         insort(self._waiting, seq, key=self._place)
@@ -253,10 +261,9 @@ class Scheduler:
                     outputs += self._advance_beams(state, state.beams)
                 continue
             choices = self._fork(seq, state) if state.unforked else {seq.index: seq}
-            for i, sample in enumerate(part.samples, first):
-                if sample.index in choices:
-                    token, logprob = result.token_ids[i], result.logprobs[i]
-                    outputs.append(self._append(choices[sample.index], state, token, logprob))
+            for index, token, logprob in drawn_tokens(part, result, first):
+                if index in choices:
+                    outputs.append(self._append(choices[index], state, token, logprob))
         return outputs
 
     def fail(self, output: SchedulerOutput, message: str) -> list[TokenOutput]:

@@ -19,6 +19,7 @@ from pinnate.server.cache import CacheRoutes
 from pinnate.server.cors import cors
 from pinnate.server.endpoint import GenerationEndpoint, Route
 from pinnate.server.errors import handlers
+from pinnate.server.generate import GenerateEndpoint
 from pinnate.server.no_data_dir import NoDataDir
 from pinnate.server.observability import listeners
 from pinnate.server.observer import Observer
@@ -26,6 +27,7 @@ from pinnate.server.openapi import Document
 from pinnate.server.operator import Operator
 from pinnate.server.replies import chat_completion, completion
 from pinnate.server.responses.routes import responses_routes
+from pinnate.server.sglang import SGLangOperator
 from pinnate.server.state import ServerState
 from pinnate.server.streaming import ChatChunkWriter, CompletionChunkWriter
 
@@ -39,7 +41,8 @@ BATCH_ROUTES: Mapping[str, Route] = MappingProxyType({"/v1/chat/completions": CH
 
 def create_app(state: ServerState) -> Starlette:
     """The ASGI application. `state.engine` may still be None: requests then get 503, and so does /health."""
-    routes = [*_openai(state), *responses_routes(state), *_operator(state), *_cache(state), *_batches(state)]
+    routes = [*_openai(state), *responses_routes(state), *_sglang(state), *_operator(state)]
+    routes += [*_cache(state), *_batches(state)]
     routes.append(_document(state, routes))
     app = Starlette(routes=routes, middleware=_layers(state, routes), exception_handlers=handlers())
     app.router.redirect_slashes = False  # another spelling of a path is another path: 404, not a redirect
@@ -80,13 +83,27 @@ def _openai(state: ServerState) -> list[HTTPRoute]:
     ]
 
 
+def _sglang(state: ServerState) -> list[HTTPRoute]:
+    operator = SGLangOperator(state)
+    return [
+        HTTPRoute("/generate", GenerateEndpoint(state), methods=["POST", "PUT"]),
+        HTTPRoute("/abort_request", operator.abort_request, methods=["POST"]),
+        operator_route("/get_server_info", operator.server_info, ["GET"]),
+        operator_route("/server_info", operator.server_info, ["GET"]),
+        HTTPRoute("/model_info", operator.model_info, methods=["GET"]),
+        HTTPRoute("/get_model_info", operator.model_info, methods=["GET"]),
+        HTTPRoute("/health_generate", operator.health_generate, methods=["GET"]),
+    ]
+
+
 def _operator(state: ServerState) -> list[HTTPRoute]:
     operator = Operator(state)
     return [
         HTTPRoute("/health", operator.health, methods=["GET"]),
         HTTPRoute("/metrics", operator.metrics, methods=["GET"]),
         HTTPRoute("/version", operator.version, methods=["GET"]),
-        operator_route("/server_info", operator.server_info, ["GET"]),
+        HTTPRoute("/load", operator.load, methods=["GET"]),
+        HTTPRoute("/ping", operator.health, methods=["GET", "POST"]),
         HTTPRoute("/tokenize", operator.tokenize, methods=["POST"]),
         HTTPRoute("/detokenize", operator.detokenize, methods=["POST"]),
     ]
@@ -95,7 +112,7 @@ def _operator(state: ServerState) -> list[HTTPRoute]:
 def _cache(state: ServerState) -> list[HTTPRoute]:
     operator, cache = Operator(state), CacheRoutes(state)
     return [
-        operator_route("/flush_cache", operator.flush_cache, ["POST"]),
+        operator_route("/flush_cache", operator.flush_cache, ["GET", "POST"]),
         operator_route("/pin_prefix", cache.pin, ["POST"]),
         operator_route("/unpin_prefix", cache.unpin, ["POST"]),
         operator_route("/resync_kv_events", cache.resync, ["POST"]),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,7 @@ class Route:
 
     prepare: Callable[[ServerState, AsyncEngine, dict[str, Any]], Awaitable[Job]]
     writer: Callable[[Job, Vocabulary], ChunkWriter]
-    reply: Callable[[Job, Gathered, Usage, Vocabulary], msgspec.Struct]
+    reply: Callable[[Job, Gathered, Usage, Vocabulary], msgspec.Struct | Sequence[msgspec.Struct]]
     fail: Callable[[ErrorObject], bytes] = error_event
 
 
@@ -95,6 +95,7 @@ class GenerationEndpoint:
             Tally(job, self._state, record),
             Clocks(streams, self._state.settings.limits, engine.queue_seconds),
         )
+        running = self._state.running.add(job, streams)
         try:
             if job.stream:
                 await self._stream(run, self._route.writer(job, engine.tokenizer), send)
@@ -103,6 +104,7 @@ class GenerationEndpoint:
         finally:
             run.clocks.close()
             abort(streams)
+            self._state.running.remove(running)
             run.tally.close()
             self._state.metrics.record_stats(engine.stats)
             with contextlib.suppress(RuntimeError):  # still running: it is being cancelled with this task

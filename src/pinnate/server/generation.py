@@ -29,10 +29,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """`text` is what an echo shows."""
+    """`text` is what an echo shows. `params`: where they differ from the job's (never in n). `request_id`: what an
+    operator may abort it by."""
 
     token_ids: list[int]
     text: str = ""
+    params: SamplingParams | None = None
+    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +86,7 @@ async def submit(engine: AsyncEngine, job: Job) -> list[RequestStream]:
         for number, prompt in enumerate(job.prompts):
             stream = await engine.submit(
                 prompt.token_ids,
-                job.params,
+                prompt.params or job.params,
                 request_id=f"{job.id}-{number}",
                 cache_salt=job.cache_salt,
                 priority=job.priority,

@@ -12,6 +12,7 @@ from pinnate.server.protocol.batches import Batch, BatchCreate, BatchList, FileD
 from pinnate.server.protocol.chat import ChatChunk, ChatCompletion, ChatMessage, ChatRequest
 from pinnate.server.protocol.common import CacheReport, StreamOptions
 from pinnate.server.protocol.completions import Completion, CompletionRequest
+from pinnate.server.protocol.generate import AbortRequest, Generated, GenerateRequest, GenerateSampling
 from pinnate.server.protocol.operator import (
     DetokenizeRequest,
     ModelCard,
@@ -33,7 +34,7 @@ from pinnate.server.protocol.responses import (
 
 def operations() -> dict[str, Operation]:
     """By method and path, as the route is declared."""
-    return {**_generation(), **_responses(), **_operator(), **_cache(), **_batches()}
+    return {**_generation(), **_responses(), **_sglang(), **_operator(), **_cache(), **_batches()}
 
 
 def _generation() -> dict[str, Operation]:
@@ -76,13 +77,36 @@ def _responses() -> dict[str, Operation]:
     }
 
 
+def _sglang() -> dict[str, Operation]:
+    generate = Operation(
+        "SGLang's own API: continues one prompt or a batch",
+        GenerateRequest,
+        Generated,
+        Generated,
+        refined={"sampling_params": GenerateSampling | list[GenerateSampling]},
+    )
+    info, model = Operation("What was chosen at the start, and why"), Operation("The model's place and kind")
+    return {
+        "POST /generate": generate,
+        "PUT /generate": generate,
+        "POST /abort_request": Operation("Ends a request by its id, or all", AbortRequest),
+        "GET /server_info": info,
+        "GET /get_server_info": info,
+        "GET /model_info": model,
+        "GET /get_model_info": model,
+        "GET /health_generate": Operation("Whether a token can be generated"),
+    }
+
+
 def _operator() -> dict[str, Operation]:
     return {
         "GET /openapi.json": Operation("This document"),
         "GET /health": Operation("Whether requests are taken"),
         "GET /metrics": Operation("Prometheus metrics", media_type=TEXT),
+        "GET /load": Operation("How many requests are under way"),
+        "GET /ping": Operation("Whether requests are taken"),
+        "POST /ping": Operation("Whether requests are taken"),
         "GET /version": Operation("The version of this server"),
-        "GET /server_info": Operation("What was chosen at the start, and why"),
         "POST /tokenize": Operation(
             "A text or a chat as token ids", TokenizeRequest, refined={"messages": list[ChatMessage]}
         ),
@@ -93,6 +117,7 @@ def _operator() -> dict[str, Operation]:
 def _cache() -> dict[str, Operation]:
     chat = {"messages": list[ChatMessage]}
     return {
+        "GET /flush_cache": Operation("Empties the prefix cache of what no request holds"),
         "POST /flush_cache": Operation("Empties the prefix cache of what no request holds"),
         "POST /pin_prefix": Operation("Keeps a prefix cached", PrefixRequest, refined=chat),
         "POST /unpin_prefix": Operation("Lets a pinned prefix go", UnpinRequest),

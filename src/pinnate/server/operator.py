@@ -23,7 +23,7 @@ from pinnate.server.state import ServerState
 from pinnate.server.tokenizing import tokenize
 
 
-def _json(value: Any) -> Response:
+def json_response(value: Any) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
@@ -39,13 +39,13 @@ class Operator:
             self._state.ready_engine()
         except PinnateError as error:
             return error_response(*describe(error))
-        return _json({"status": "ok"})
+        return json_response({"status": "ok"})
 
     async def models(self, request: Request) -> Response:  # noqa: ARG002
-        return _json(ModelList(data=[self._card(name) for name in self._state.model_names]))
+        return json_response(ModelList(data=[self._card(name) for name in self._state.model_names]))
 
     async def model(self, request: Request) -> Response:
-        return _json(self._card(check_model(request.path_params["model"], self._state.model_names)))
+        return json_response(self._card(check_model(request.path_params["model"], self._state.model_names)))
 
     async def metrics(self, request: Request) -> Response:  # noqa: ARG002
         state = self._state
@@ -54,17 +54,15 @@ class Operator:
         return Response(state.metrics.text(), media_type=CONTENT_TYPE)
 
     async def version(self, request: Request) -> Response:  # noqa: ARG002
-        return _json({"version": pinnate.__version__})
-
-    async def server_info(self, request: Request) -> Response:  # noqa: ARG002
-        """What the engine chose at its start and why, and the server's own settings but the keys."""
-        engine = self._state.ready_engine()
-        settings = self._state.settings.public()
-        return _json({"version": pinnate.__version__, "engine": engine.info, "server": settings})
+        return json_response({"version": pinnate.__version__})
 
     async def flush_cache(self, request: Request) -> Response:  # noqa: ARG002
         """Empties the prefix cache of all pages that no request holds."""
-        return _json(await self._state.ready_engine().command("flush_cache"))
+        return json_response(await self._state.ready_engine().command("flush_cache"))
+
+    async def load(self, request: Request) -> Response:  # noqa: ARG002
+        """Requests under way, those that wait for a place included."""
+        return json_response({"server_load": len(self._state.ongoing)})
 
     async def tokenize(self, request: Request) -> Response:
         state, engine = self._state, self._state.ready_engine()
@@ -83,7 +81,7 @@ class Operator:
         if asked.return_token_strs:
             strings = [engine.tokenizer.token_bytes(token).decode("utf-8", "replace") for token in tokens]
         answer = {"tokens": tokens, "count": len(tokens), "max_model_len": engine.max_model_len, "token_strs": strings}
-        return _json(answer | notes.members())
+        return json_response(answer | notes.members())
 
     async def detokenize(self, request: Request) -> Response:
         state, engine = self._state, self._state.ready_engine()
@@ -93,7 +91,9 @@ class Operator:
         for token in asked.tokens:
             if not 0 <= token < engine.vocab_size:
                 raise InvalidRequestError(f"tokens: id {token} is not in the vocabulary", param="tokens")
-        return _json({"prompt": engine.tokenizer.decode(asked.tokens, skip_special_tokens=False)} | notes.members())
+        return json_response(
+            {"prompt": engine.tokenizer.decode(asked.tokens, skip_special_tokens=False)} | notes.members()
+        )
 
     def _card(self, name: str) -> ModelCard:
         engine = self._state.ready_engine()

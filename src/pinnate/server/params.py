@@ -83,7 +83,7 @@ def sampling_params(
         presence_penalty=fields.presence_penalty,
         frequency_penalty=fields.frequency_penalty,
         repetition_penalty=fields.repetition_penalty,
-        logit_bias=_logit_bias(fields.logit_bias),
+        logit_bias=logit_bias(fields.logit_bias),
         seed=fields.seed,
         stop=tuple(text for text in stop if isinstance(text, str)),
         stop_token_ids=(*fields.stop_token_ids, *(token for token in stop if isinstance(token, int))),
@@ -166,7 +166,8 @@ def check_max_tokens(value: int | None, *, name: str, may_be_zero: bool) -> None
     raise InvalidRequestError(f"{name} must be at least 1, got {value}{why}", param=name)
 
 
-def _logit_bias(given: dict[str, float]) -> dict[int, float]:
+def logit_bias(given: dict[str, float]) -> dict[int, float]:
+    """By token id. Ids are strings in JSON."""
     bias: dict[int, float] = {}
     for key, value in given.items():
         # Ids beyond the vocabulary are the engine's to refuse; here it must be a number at all.

@@ -65,6 +65,7 @@ class Gathered:
         self.choices = [Choice() for _ in range(job.num_choices)]
         self.prompt_scores: dict[int, list[TokenLogprobs | None]] = {}
         self.cache_reports: dict[int, CacheReport] = {}  # by prompt
+        self.num_cached_tokens: dict[int, int] = {}  # by prompt
         self.stopwatch = Stopwatch(job) if job.return_timings else None
 
     def add(self, outputs: list[Output]) -> None:
@@ -78,6 +79,7 @@ class Gathered:
             choice.logprobs += delta.logprobs or ()
             if delta.finish_reason is not None:
                 choice.finish_reason, choice.stop_reason = str(delta.finish_reason), delta.stop_reason
+            self.num_cached_tokens[number] = max(self.num_cached_tokens.get(number, 0), delta.num_cached_tokens)
             if delta.prompt_logprobs is not None:
                 self.prompt_scores[number] = delta.prompt_logprobs
             if delta.cache_report is not None:

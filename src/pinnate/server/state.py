@@ -15,6 +15,7 @@ from pinnate.core.errors import EngineDeadError
 from pinnate.server.body import FieldNotes
 from pinnate.server.errors import NotReadyError
 from pinnate.server.metrics import Metrics
+from pinnate.server.running import RunningJobs
 from pinnate.server.settings import ServerSettings, model_names
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class ServerState:
 
     def __init__(self, model: str, settings: ServerSettings) -> None:
         self.settings = settings
+        self.model_path = model
         self.model_names = model_names(model, settings.served_model_name)
         self.created = int(time.time())
         self.phase = Phase.STARTING
@@ -45,6 +47,7 @@ class ServerState:
         self.batches: Batches | None = None  # with --data-dir
         self.chat_formats: ChatFormats | None = None  # chosen when first needed
         self.longest_token: int | None = None  # bytes; found when first needed
+        self.running = RunningJobs()
         self.ongoing: set[asyncio.Task[None]] = set()
 
     def ready_engine(self) -> AsyncEngine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -37,6 +38,8 @@ def test_from_info_takes_what_it_needs() -> None:
         ([1], {"logit_bias": {50: 1.0}}, "logit_bias", "token id 50"),
         ([1], {"stop_token_ids": (-2,)}, "stop_token_ids", "token id -2"),
         ([1], {"n": 5}, "n", "n is 5, at most 4"),
+        ([1], {"allowed_token_ids": (1, 50)}, "allowed_token_ids", "token id 50"),
+        ([1], {"logprobs": 0, "logprob_token_ids": (50,)}, "logprob_token_ids", "token id 50"),
         ([1], {"max_tokens": 0}, "max_tokens", "prompt_logprobs only"),
     ],
 )
@@ -115,3 +118,26 @@ def test_two_requests_get_two_seeds() -> None:
 
 def test_min_tokens_beyond_what_fits_is_lowered() -> None:
     assert admission().make_request("r", [1] * 90, SamplingParams(min_tokens=50)).sampling.min_tokens == 7
+
+
+@pytest.mark.parametrize(
+    ("params", "bad", "refused"),
+    [
+        ({"allowed_token_ids": (5, 6)}, ((5,), (6,)), True),
+        ({"allowed_token_ids": (5, 6)}, ((5,), (6, 6)), False),
+        ({"allowed_token_ids": (2,), "min_tokens": 1}, (), True),
+        ({"allowed_token_ids": (2,), "min_tokens": 1, "ignore_eos": True}, (), False),
+        ({"allowed_token_ids": (7,), "min_tokens": 1, "stop_token_ids": (7,)}, (), True),
+        ({"allowed_token_ids": (2,)}, (), False),
+    ],
+)
+def test_what_is_allowed_must_not_all_be_banned(
+    params: dict[str, Any], bad: tuple[tuple[int, ...], ...], refused: bool
+) -> None:
+    admission = Admission(limits(), (2,), random.Random(0))
+    if not refused:
+        assert admission.make_request("r", [1], SamplingParams(**params), bad_word_ids=bad).bad_word_ids == bad
+        return
+    with pytest.raises(InvalidRequestError, match="leaves no token") as caught:
+        admission.make_request("r", [1], SamplingParams(**params), bad_word_ids=bad)
+    assert caught.value.param == "allowed_token_ids"

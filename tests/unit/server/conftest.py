@@ -68,6 +68,10 @@ class FakeStream:
         if not self.ended:
             self.aborted = True
 
+    def stop(self) -> None:
+        self.steps, self._stopped = [OutputDelta(0, "", [], finish_reason=FinishReason.ABORT)], True
+        self._changed.set()
+
     def fail(self, error: Exception) -> None:
         self.aborted, self._failure = True, error
         self._changed.set()

@@ -20,7 +20,8 @@ KEY, OTHER, ADMIN = "k-3f9a-secret-key", "k-other", "admin-77"
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "get")
 # The operator's routes. A new route belongs here if it changes the server or tells of others' requests.
 ADMIN_ROUTES = {
-    "/server_info", "/flush_cache", "/pin_prefix", "/unpin_prefix", "/resync_kv_events", "/debug/cache", "/debug/match",
+    "/server_info", "/get_server_info", "/flush_cache", "/pin_prefix", "/unpin_prefix", "/resync_kv_events",
+    "/debug/cache", "/debug/match",
 }  # fmt: skip
 
 

@@ -271,6 +271,7 @@ async def test_unknown_model_is_404_on_every_route(client: Client) -> None:
         await client.complete(model="no-such-model"),
         await client.chat(model="no-such-model"),
         await client.call("GET", "/v1/models/no-such-model"),
+        await client.post("/generate", {"model": "no-such-model", "text": "x"}),
         await client.post("/tokenize", {"model": "no-such-model", "prompt": "x"}),
         await client.post("/detokenize", {"model": "no-such-model", "tokens": [5]}),
     ):
