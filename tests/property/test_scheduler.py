@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pinnate.core.batch import Sample, ScheduledSequence, SchedulerOutput, StepResult, TokenLogprobs
 from pinnate.core.errors import ContextLengthError, InvalidRequestError
 from pinnate.core.messages import TokenOutput
-from pinnate.core.request import FinishReason, Request
+from pinnate.core.request import BACKGROUND_PRIORITY, FinishReason, Request
 from pinnate.core.sampling import SamplingParams
 from pinnate.kvcache.manager import KVCacheManager
 from pinnate.scheduler.scheduler import Scheduler
@@ -157,7 +157,7 @@ def requests(draw_from: st.DrawFn, name: str, texts: list[list[int]]) -> Request
         prompt_token_ids=prompt or [1],
         sampling=params,
         eos_token_ids=(EOS,),
-        priority=draw_from(st.sampled_from([0, 0, 0, -1, 2])),
+        priority=draw_from(st.sampled_from([0, 0, 0, -1, 2, BACKGROUND_PRIORITY, BACKGROUND_PRIORITY])),
         cache_salt=draw_from(st.sampled_from(["", "", "", "x"])),
     )
 

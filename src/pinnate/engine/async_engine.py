@@ -160,8 +160,9 @@ class AsyncEngine:
             cache_report=cache_report,
             bad_word_ids=bad_words,
         )
-        self.check_queue(len(prompt_token_ids))
-        channel, place = self._open.add(OutputProcessor(request, self.tokenizer), len(prompt_token_ids))
+        if not request.is_background:  # whoever sends that bounds it, and no live request is refused for it
+            self.check_queue(len(prompt_token_ids))
+        channel, place = self._open.add(OutputProcessor(request, self.tokenizer), request)
         self._client.send(request)
         return RequestStream(
             request_id, channel, place, lambda error: self._abort(wire_id, error), lambda: self._stop(wire_id)

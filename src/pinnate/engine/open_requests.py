@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from pinnate.core.errors import EngineError, PinnateError
 from pinnate.core.messages import Abort, TokenOutput
+from pinnate.core.request import Request
 from pinnate.engine.output_processor import OutputProcessor
 from pinnate.engine.queue_gate import Place, QueueGate
 from pinnate.engine.stream import Channel
@@ -37,9 +38,10 @@ class OpenRequests:
         self._empty = asyncio.Event()
         self._empty.set()
 
-    def add(self, processor: OutputProcessor, num_prompt_tokens: int) -> tuple[Channel, Place]:
-        """Where its outputs will come, and its place in the queue."""
-        channel, place = Channel(), Place(processor.num_sequences, num_prompt_tokens)
+    def add(self, processor: OutputProcessor, request: Request) -> tuple[Channel, Place]:
+        """Where its outputs will come, and its place in the queue, which is none for background work."""
+        taken = (0, 0) if request.is_background else (processor.num_sequences, len(request.prompt_token_ids))
+        channel, place = Channel(), Place(*taken)
         self._open[processor.request_id] = _Open(processor, channel, place)
         self.gate.enter(place)
         self._empty.clear()

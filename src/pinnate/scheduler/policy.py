@@ -6,6 +6,7 @@ first), and what is cached. Must not know: pages, budgets, the running batch. A 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final, Protocol
@@ -16,6 +17,9 @@ QUEUE_WINDOW: Final = 64  # how deep into the queue a step looks; bounds its cos
 # Prompt tokens that a step takes along while sequences decode: the step lasts two or three times as long as one without
 # (measured on two cores), and so does the gap between two tokens of a stream at worst. Fewer would starve the GEMMs.
 PROMPT_TOKENS_BESIDE_DECODES: Final = 64
+# Tokens of background work that a step takes along with live ones. A few rows more cost a step little (its time is that
+# of reading the weights); more would be felt in every token of a live stream (benchmarks/batches.py).
+BACKGROUND_TOKENS_BESIDE_LIVE: Final = 8
 LPM_PATIENCE: Final = 32  # how often a request may be overtaken before it goes first
 
 
@@ -44,6 +48,14 @@ def lpm(waiting: list[Sequence], facts: QueueFacts) -> Iterable[Sequence]:
         return seq.request.priority, not leads, 0 if leads else -facts.cached_tokens(seq)
 
     return sorted(waiting[:QUEUE_WINDOW], key=key)  # stable: equal keys stay in order of arrival
+
+
+def split_background(sequences: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
+    """Live and background ones, of a list that is sorted by priority first."""
+    if not sequences or not sequences[-1].request.is_background:
+        return sequences, []
+    first = bisect_left(sequences, True, key=lambda seq: seq.request.is_background)
+    return sequences[:first], sequences[first:]
 
 
 POLICIES: Final[Mapping[str, Policy]] = MappingProxyType({"fcfs": fcfs, "lpm": lpm})

@@ -16,6 +16,9 @@ Decoding and prompt processing are the same thing: a sequence has known tokens, 
 last running sequence (lowest priority, latest arrival: it has the least to lose and the first never yields) is
 preempted: it gives its pages to the prefix cache and waits at the front to compute what is lost of them again.
 
+Background requests (batches) take what live ones leave: they come last in a step, with few tokens beside live ones, and
+give up their places and pages to a live request that finds none.
+
 Knows: who runs, who waits, and why. Must not know: what a page contains, how a token is computed, text.
 """
 
@@ -44,7 +47,13 @@ from pinnate.scheduler.output import (
     take_prompt_logprobs,
     token_output,
 )
-from pinnate.scheduler.policy import POLICIES, PROMPT_TOKENS_BESIDE_DECODES, QUEUE_WINDOW
+from pinnate.scheduler.policy import (
+    BACKGROUND_TOKENS_BESIDE_LIVE,
+    POLICIES,
+    PROMPT_TOKENS_BESIDE_DECODES,
+    QUEUE_WINDOW,
+    split_background,
+)
 from pinnate.scheduler.state import COUNTERS, RequestState, StopFinder
 
 
@@ -96,8 +105,8 @@ class Scheduler:
         if request.request_id in self._states:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use", param="request_id")
         self._admission.refuse_impossible(request)
-        if len(self._waiting) >= self._limits.max_num_queued_reqs:
-            raise QueueFullError(f"{len(self._waiting)} requests are waiting already; try again later")
+        if not request.is_background and self._num_live_waiting() >= self._limits.max_num_queued_reqs:
+            raise QueueFullError(f"{self._num_live_waiting()} requests are waiting already; try again later")
         self._num_requests += 1
         state = RequestState.of(request, self._num_requests, self._find_stops)
         self._states[request.request_id] = state
@@ -131,9 +140,28 @@ class Scheduler:
         """Chooses what the next step computes. None: nothing to do."""
         self._cache.tiers.poll()
         step = StepDraft(self._limits.max_num_batched_tokens)
+        live, background = split_background(self._running)
+        self._advance(step, live)
+        if background:
+            self._admit(step, live_only=True)
+            if not step.is_empty:
+                step.budget = min(step.budget, BACKGROUND_TOKENS_BESIDE_LIVE)
+            self._advance(step, background)
+        if step.is_empty:  # all that run are beams that wait for a sibling: they must not keep its place from it
+            for seq in list(self._running):
+                self._run_short(seq)
+        if step.is_empty or not step.num_preempted:
+            self._admit(step)
+            self._admission.on_smooth_step()
+        output = step.finish(self._cache.take_copies())
+        self._step_underway = output is not None
+        return output
+
+    def _advance(self, step: StepDraft, sequences: list[Sequence]) -> None:
+        """Continues running sequences: those that decode, then prompts."""
         decoding: list[Sequence] = []
         in_prompt: list[Sequence] = []
-        for seq in self._running:
+        for seq in sequences:
             one_left = len(seq.token_ids) - seq.num_computed_tokens == 1
             (decoding if one_left else in_prompt).append(seq)
         for seq in decoding:
@@ -142,15 +170,6 @@ class Scheduler:
             step.budget = min(step.budget, PROMPT_TOKENS_BESIDE_DECODES)
         for seq in in_prompt:
             self._continue(step, seq)
-        if step.is_empty:  # all that run are beams that wait for a sibling: they must not keep its place from it
-            for seq in list(self._running):
-                self._preempt(seq)
-        if step.is_empty or not step.num_preempted:
-            self._admit(step)
-            self._admission.on_smooth_step()
-        output = step.finish(self._cache.take_copies())
-        self._step_underway = output is not None
-        return output
 
     def _continue(self, step: StepDraft, seq: Sequence) -> None:
         """Schedules the next tokens of a running sequence, at the cost of later ones if pages run out."""
@@ -159,11 +178,17 @@ class Scheduler:
             return
         while not self._cache.allocate(seq, num_tokens):
             victim = next(s for s in reversed(self._running) if s.seq_id not in step.scheduled)
-            self._preempt(victim)
+            self._run_short(victim)
             step.num_preempted += 1
             if victim is seq:
                 return
         step.add(seq, self._states[seq.request.request_id], num_tokens)
+
+    def _run_short(self, seq: Sequence) -> None:
+        """Preempts for lack of pages: less was expected of the running ones than they take."""
+        self._preempt(seq)
+        if seq.status is RequestStatus.PREEMPTED:
+            self._admission.on_preemption()
 
     def _preempt(self, seq: Sequence) -> None:
         self._stop_running(seq)
@@ -177,36 +202,48 @@ class Scheduler:
             seq.status = RequestStatus.PARKED
         else:
             self.wait_again(seq)
-            self._admission.on_preemption()
 
-    def _admit(self, step: StepDraft) -> None:
+    def _admit(self, step: StepDraft, *, live_only: bool = False) -> None:
         """Starts waiting sequences in the policy's order, up to the first for which there is no room.
 
         One whose prefix a running sequence is just computing, or whose pages come from a tier, waits for that and lets
-        others pass.
+        others pass. `live_only`: running background sequences, of which none is in the step yet, make room.
         """
         if not self._waiting or not step.budget:
             return
+        live, _ = split_background(self._running)
         free_seqs = self.num_free_seqs()
-        reserved = sum(self._admission.demand(seq, self._num_choices(seq)) for seq in self._running)
+        holders = live if live_only else self._running
+        reserved = sum(self._admission.demand(seq, self._num_choices(seq)) for seq in holders)
         for seq in list(islice(self._policy(self._waiting, self), QUEUE_WINDOW)):
             state = self._states[seq.request.request_id]
-            if not step.budget or state.num_choices > free_seqs:
+            if not step.budget or (seq.request.is_background if live_only else state.num_choices > free_seqs):
                 return
             limit = state.match_limit(seq)
             match = self._cache.match(seq, limit)
+            # A live request does not wait for background work, which may stand still for it.
+            peers = self._running if seq.request.is_background else live
             if self._cache.enable_prefix_caching and prefix_is_underway(
-                seq, limit, match, self._running, worth=self._cache.page_size
+                seq, limit, match, peers, worth=self._cache.page_size
             ):
                 continue
-            # If nothing holds pages, the first one starts: it was refused at the door unless it fits alone.
-            busy = self._running or self._cache.tiers.is_loading
-            if busy and not self._admission.has_room(seq, state.num_choices, match, reserved):
-                return
+            while not self._has_room(seq, state, match, free_seqs, reserved):
+                if not (live_only and self._running and self._running[-1].request.is_background):
+                    return
+                free_seqs += self._num_choices(self._running[-1])
+                self._preempt(self._running[-1])
+                match = self._cache.match(seq, limit)  # the tree has changed
             if not self._cache.tiers.fetch(seq, match, limit):
                 self._start(step, seq, state, match)
             free_seqs -= state.num_choices
             reserved += self._admission.demand(seq, state.num_choices)
+
+    def _has_room(self, seq: Sequence, state: RequestState, match: PrefixMatch, free_seqs: int, reserved: int) -> bool:
+        if state.num_choices > free_seqs:
+            return False
+        # If nothing holds pages, the first one starts: it was refused at the door unless it fits alone.
+        is_alone = not self._running and not self._cache.tiers.is_loading
+        return is_alone or self._admission.has_room(seq, state.num_choices, match, reserved)
 
     def _start(self, step: StepDraft, seq: Sequence, state: RequestState, match: PrefixMatch) -> None:
         place = self._waiting.index(seq)
@@ -402,6 +439,9 @@ class Scheduler:
 
     def _num_choices(self, seq: Sequence) -> int:
         return self._states[seq.request.request_id].num_choices
+
+    def _num_live_waiting(self) -> int:
+        return len(split_background(self._waiting)[0])
 
     def num_free_seqs(self) -> int:
         return self._limits.max_num_seqs - sum(self._num_choices(seq) for seq in self._running)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 from tests.fakes import ByteTokenizer, make_request
 
 from pinnate.core.errors import EngineDeadError, EngineError, PinnateError
 from pinnate.core.messages import Abort, TokenOutput
-from pinnate.core.request import FinishReason
+from pinnate.core.request import BACKGROUND_PRIORITY, FinishReason
 from pinnate.engine.open_requests import OpenRequests
 from pinnate.engine.output_processor import OutputDelta, OutputProcessor
 from pinnate.engine.queue_gate import Place
@@ -131,7 +132,8 @@ async def test_cancelled_wait_loses_nothing() -> None:
 
 
 def opened(requests: OpenRequests, wire_id: str, **sampling: object) -> Channel:
-    return requests.add(OutputProcessor(make_request(wire_id, [1], **sampling), ByteTokenizer()), 1)[0]
+    request = make_request(wire_id, [1], **sampling)
+    return requests.add(OutputProcessor(request, ByteTokenizer()), request)[0]
 
 
 async def test_outputs_find_their_stream_and_strangers_are_ignored() -> None:
@@ -177,13 +179,23 @@ async def test_unreadable_output_ends_its_request_alone(caplog: pytest.LogCaptur
 
 def test_a_request_waits_until_it_is_started_or_gone() -> None:
     requests = OpenRequests()
-    processors = {name: OutputProcessor(make_request(name, [1] * 5), ByteTokenizer()) for name in "ab"}
-    places = {name: requests.add(processor, 5)[1] for name, processor in processors.items()}
+    asked = {name: make_request(name, [1] * 5) for name in "ab"}
+    places = {name: requests.add(OutputProcessor(each, ByteTokenizer()), each)[1] for name, each in asked.items()}
     assert (requests.gate.num_waiting_tokens, places["a"].is_waiting) == (10, True)
     requests.start(["a", "stranger"])
     assert (requests.gate.num_waiting_tokens, places["a"].is_waiting, places["b"].is_waiting) == (5, False, True)
     requests.start(["a"])
     requests.end_all(EngineDeadError("gone"))
+    assert (requests.gate.num_waiting_tokens, requests.gate.num_sequences) == (0, 0)
+
+
+def test_background_work_takes_no_place_in_the_queue() -> None:
+    requests = OpenRequests()
+    request = msgspec.structs.replace(make_request("a", [1] * 5), priority=BACKGROUND_PRIORITY)
+    requests.add(OutputProcessor(request, ByteTokenizer()), request)
+    assert (requests.gate.num_waiting_tokens, requests.gate.num_sequences) == (0, 0)
+    requests.start(["a"])
+    assert requests.end("a")
     assert (requests.gate.num_waiting_tokens, requests.gate.num_sequences) == (0, 0)
 
 
