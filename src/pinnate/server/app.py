@@ -14,6 +14,7 @@ from starlette.middleware import Middleware
 from starlette.routing import Route as HTTPRoute
 
 from pinnate.server import chat, completions
+from pinnate.server.anthropic.routes import anthropic_routes
 from pinnate.server.auth import OPEN_PATHS, AdminOnly, KeyCheck
 from pinnate.server.cache import CacheRoutes
 from pinnate.server.cors import cors
@@ -41,8 +42,8 @@ BATCH_ROUTES: Mapping[str, Route] = MappingProxyType({"/v1/chat/completions": CH
 
 def create_app(state: ServerState) -> Starlette:
     """The ASGI application. `state.engine` may still be None: requests then get 503, and so does /health."""
-    routes = [*_openai(state), *responses_routes(state), *_sglang(state), *_operator(state)]
-    routes += [*_cache(state), *_batches(state)]
+    routes = [*_openai(state), *responses_routes(state), *anthropic_routes(state), *_sglang(state)]
+    routes += [*_operator(state), *_cache(state), *_batches(state)]
     routes.append(_document(state, routes))
     app = Starlette(routes=routes, middleware=_layers(state, routes), exception_handlers=handlers())
     app.router.redirect_slashes = False  # another spelling of a path is another path: 404, not a redirect

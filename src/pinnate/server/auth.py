@@ -85,7 +85,7 @@ class KeyCheck:
             caller = _NOBODY
         if caller is None:
             error = HTTPStatusError(401, "a valid key is needed: Authorization: Bearer KEY", code="invalid_api_key")
-            response = error_response(*describe(error), _CHALLENGE, path=scope["path"])
+            response = error_response(*describe(error), _CHALLENGE, scope=scope)
             await response(scope, receive, send)
             return
         scope.setdefault("state", {})["caller"] = caller

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import logging
 import math
-import uuid
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -33,6 +32,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from pinnate.core.errors import (
     EngineDeadError,
@@ -146,15 +146,16 @@ def error_bytes(error: ErrorObject) -> bytes:
 
 
 def error_response(
-    status: int, error: ErrorObject, headers: Mapping[str, str] | None = None, *, path: str = ""
+    status: int, error: ErrorObject, headers: Mapping[str, str] | None = None, *, scope: Scope | None = None
 ) -> Response:
-    """The answer to a request for `path`, in the form that clients of that path read."""
+    """The answer to the request of `scope`, in the form that clients of its path read; without one in OpenAI's."""
     merged = dict(headers or {})
     if status == 503 or error.code == QueueFullError.code:
         merged.setdefault("Retry-After", "1")
-    if not speaks_anthropic(path):
+    if scope is None or not speaks_anthropic(scope["path"]):
         return Response(error_bytes(error), status, merged, media_type="application/json")
-    request_id = merged.setdefault("request-id", f"req_{uuid.uuid4().hex}")
+    record = _record(scope)
+    request_id = None if record is None else record.request_id
     if error.code == QueueFullError.code:
         status = OVERLOADED
     body = anthropic_error_bytes(error, status, request_id)
@@ -193,7 +194,7 @@ async def on_pinnate_error(request: Request, error: Exception) -> Response:
     if status >= 500 and status not in (503, 504):
         _logger.error("%s %s: %s", request.method, request.url.path, error)
     _note(request, described)
-    return error_response(status, described, headers_of(error), path=request.url.path)
+    return error_response(status, described, headers_of(error), scope=request.scope)
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
@@ -207,13 +208,18 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     message, code = known.get(error.status_code, (error.detail, "invalid_request"))
     described = ErrorObject(message, "invalid_request_error", None, code)
     _note(request, described)
-    return error_response(error.status_code, described, error.headers, path=path)
+    return error_response(error.status_code, described, error.headers, scope=request.scope)
 
 
 def _note(request: Request, error: ErrorObject) -> None:
-    record = request.scope.get("state", {}).get("record")  # a RequestRecord, which knows of this module
+    record = _record(request.scope)
     if record is not None:
         record.error_code = error.code
+
+
+def _record(scope: Scope) -> Any:
+    """The RequestRecord, whose module knows of this one; None where nobody keeps any."""
+    return scope.get("state", {}).get("record")
 
 
 def handlers() -> dict[Any, Any]:

@@ -18,8 +18,8 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pinnate.server.auth import caller_of
-from pinnate.server.errors import describe, error_response
-from pinnate.server.request_ids import HEADER
+from pinnate.server.errors import describe, error_response, speaks_anthropic
+from pinnate.server.request_ids import ANTHROPIC_HEADER, HEADER
 from pinnate.server.request_record import RequestRecord
 
 CLIENT_LEFT = 499  # in logs and metrics: the client was gone before an answer began; nginx's number for it
@@ -56,7 +56,7 @@ class Observer:
                 raise  # in the middle of an answer: the connection is cut, so that it does not look complete
             status, described = describe(error)
             record.error_code = described.code
-            await error_response(status, described, path=record.path)(scope, receive, watch)
+            await error_response(status, described, scope=scope)(scope, receive, watch)
         finally:
             record.status = record.status or CLIENT_LEFT
             record.route = self._routes.get(scope.get("endpoint"))
@@ -70,11 +70,15 @@ def _start(message: Message, record: RequestRecord) -> Message:
     record.status = message["status"]
     headers = []
     for name, value in message["headers"]:
+        if name.lower() == ANTHROPIC_HEADER:
+            continue
         if name.lower() != HEADER:
             headers.append((name, value))
         elif not record.has_given_id:
             record.request_id = value.decode("latin-1")
     headers.append((HEADER, record.request_id.encode("latin-1")))
+    if speaks_anthropic(record.path):
+        headers.append((ANTHROPIC_HEADER, record.request_id.encode("latin-1")))
     return {**message, "headers": headers}
 
 

@@ -8,6 +8,15 @@ from __future__ import annotations
 from typing import Literal
 
 from pinnate.server.openapi import TEXT, Operation
+from pinnate.server.protocol.anthropic import (
+    CountTokensRequest,
+    Event,
+    InputMessage,
+    Message,
+    MessagesRequest,
+    TokensCount,
+    ToolParam,
+)
 from pinnate.server.protocol.batches import Batch, BatchCreate, BatchList, FileDeleted, FileList, FileObject, Order
 from pinnate.server.protocol.chat import ChatChunk, ChatCompletion, ChatMessage, ChatRequest
 from pinnate.server.protocol.common import CacheReport, StreamOptions
@@ -34,7 +43,7 @@ from pinnate.server.protocol.responses import (
 
 def operations() -> dict[str, Operation]:
     """By method and path, as the route is declared."""
-    return {**_generation(), **_responses(), **_sglang(), **_operator(), **_cache(), **_batches()}
+    return {**_generation(), **_responses(), **_anthropic(), **_sglang(), **_operator(), **_cache(), **_batches()}
 
 
 def _generation() -> dict[str, Operation]:
@@ -95,6 +104,16 @@ def _sglang() -> dict[str, Operation]:
         "GET /model_info": model,
         "GET /get_model_info": model,
         "GET /health_generate": Operation("Whether a token can be generated"),
+    }
+
+
+def _anthropic() -> dict[str, Operation]:
+    refined = {"messages": list[InputMessage], "tools": list[ToolParam]}
+    return {
+        "POST /v1/messages": Operation("Answers a conversation", MessagesRequest, Message, Event, refined=refined),
+        "POST /v1/messages/count_tokens": Operation(
+            "How many tokens a conversation would be", CountTokensRequest, TokensCount, refined=refined
+        ),
     }
 
 

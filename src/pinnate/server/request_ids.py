@@ -15,6 +15,7 @@ from starlette.types import Scope
 from pinnate.core.errors import InvalidRequestError
 
 HEADER = b"x-request-id"
+ANTHROPIC_HEADER = b"request-id"  # what answers of Anthropic's API call it
 MAX_LENGTH = 128
 
 _VALID = re.compile(rf"[A-Za-z0-9._:/+=@-]{{1,{MAX_LENGTH}}}", re.ASCII)

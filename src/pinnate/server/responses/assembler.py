@@ -1,9 +1,7 @@
-"""ChatEvents to the items and the events of a response: one state machine for plain and streamed answers.
+"""The segments of a text to the items and the events of a response: one state machine for plain and streamed answers.
 
-Knows: the order of this API's events. Must not know: SSE, HTTP, the engine, how text becomes ChatEvents. The items
-depend on the ChatEvents' joined deltas alone, so a stream and a plain answer have the same ones.
-
-At most one item is open. White space between items makes no item of its own: it is held until more content follows.
+Knows: the order of this API's events. Must not know: SSE, HTTP, the engine, how text becomes segments. The items depend
+on the segments' joined texts alone, so a stream and a plain answer have the same ones.
 """
 
 from __future__ import annotations
@@ -46,22 +44,16 @@ from pinnate.server.protocol.responses import (
     ResponseUsage,
 )
 from pinnate.server.responses.items import new_id
-from pinnate.text.parsers.events import (
-    ChatEvent,
-    ChatParser,
-    ContentDelta,
-    ReasoningDelta,
-    ToolCallDelta,
-    ToolCallStart,
-)
+from pinnate.server.segments import Begin, More, Segments, Step
+from pinnate.text.parsers.events import ChatParser
 
-Kind = Literal["output_text", "reasoning_text", "function_call_arguments"]
+TextKind = Literal["output_text", "reasoning_text", "function_call_arguments"]
 
 
 class _Open:
     """The item that grows: its first state, the kind of its text, and the text."""
 
-    def __init__(self, item: OutputItem, kind: Kind) -> None:
+    def __init__(self, item: OutputItem, kind: TextKind) -> None:
         self.item = item
         self.kind = kind
         self.pieces: list[str] = []
@@ -86,16 +78,13 @@ class Assembler:
     def __init__(self, base: Response, parser: ChatParser, vocabulary: Vocabulary, *, logprobs: bool) -> None:
         """`base` is the response as it is queued."""
         self.response = base
-        self.reasoning_tokens = 0
-        self._parser = parser
+        self._segments = Segments(parser)
         self._vocabulary = vocabulary
         self._logprobs = logprobs
         self._sequence = 0
         self._items: list[OutputItem] = []
         self._open: _Open | None = None
-        self._held = ""  # white space that may be a part of a message to come
-        self._unclaimed = 0  # tokens whose text has not shown up in an event
-        self._unclaimed_logprobs: list[TokenLogprobs] = []
+        self._unclaimed: list[TokenLogprobs] = []  # of tokens whose text has not shown up in an event
 
     def queue(self) -> list[Event]:
         """For a background response, which may wait."""
@@ -106,19 +95,17 @@ class Assembler:
         return [*created, self._state("response.in_progress", "in_progress")]
 
     def push(self, text: str, num_tokens: int = 0, logprobs: Sequence[TokenLogprobs] = ()) -> list[Event]:
-        self._unclaimed += num_tokens
-        self._unclaimed_logprobs += logprobs
-        return self._take(self._parser.push(text))
+        self._unclaimed += logprobs
+        return self._take(self._segments.push(text, num_tokens))
 
     def finish(self, reason: str, usage: Usage) -> list[Event]:
         """`reason` as the engine gives it: stop, length; anything else is no end of an answer."""
         if reason not in ("stop", "length"):
             return self.fail(ErrorObject(f"the request ended early: {reason}", "server_error", None, reason))
-        events = self._take(self._parser.finish())
         status: Literal["completed", "incomplete"] = "incomplete" if reason == "length" else "completed"
-        if not self._items and self._open is None:
-            events += self._content(self._held, even_blank=True)
-        events += self._close(status)
+        events = self._take(self._segments.finish(), status)
+        if not self._items:
+            events += [*self._begin(Begin("text")), *self._end(status)]  # an answer without any text
         if status == "incomplete":
             self._update(status, incomplete_details=IncompleteDetails("max_output_tokens"), usage=self._usage(usage))
         else:
@@ -150,67 +137,36 @@ class Assembler:
 
     # --- items ---
 
-    def _take(self, chat_events: list[ChatEvent]) -> list[Event]:
+    def _take(self, steps: list[Step], last_status: ItemStatus = "completed") -> list[Event]:
+        """`last_status` is that of the item which is open after all others, if `steps` end it."""
         events: list[Event] = []
-        for event in chat_events:
-            if isinstance(event, ContentDelta):
-                events += self._content(event.text)
-            elif isinstance(event, ReasoningDelta):
-                events += self._reasoning(event.text)
-            elif isinstance(event, ToolCallStart):
-                events += self._call(event)
-            else:
-                events += self._arguments(event)
+        for number, step in enumerate(steps, start=1):
+            if isinstance(step, Begin):
+                events += self._begin(step)
+            elif isinstance(step, More):
+                events.append(self._delta(step.text))
+            elif number < len(steps):
+                events += self._end("completed")
+            else:  # nothing follows this item
+                self._claim(events)
+                events += self._end(last_status)
         self._claim(events)
         return events
 
-    def _content(self, text: str, *, even_blank: bool = False) -> list[Event]:
-        if self._open is not None and self._open.kind == "output_text":
-            return [self._delta(text)]
-        text = text if even_blank else self._held + text
-        if not text.strip() and not even_blank:
-            self._held = text
-            return []
-        message = Message(id=new_id("msg"), status="in_progress")
-        events = self._begin(message, "output_text")
-        return [*events, self._delta(text)] if text else events
-
-    def _reasoning(self, text: str) -> list[Event]:
-        if self._open is not None and self._open.kind == "reasoning_text":
-            return [self._delta(text)]
-        item = ReasoningItem(id=new_id("rs"), status="in_progress")
-        return [*self._begin(item, "reasoning_text"), self._delta(text)]
-
-    def _call(self, start: ToolCallStart) -> list[Event]:
-        call = FunctionCall(id=new_id("fc"), call_id=start.id, name=start.name, arguments="", status="in_progress")
-        return self._begin(call, "function_call_arguments")
-
-    def _arguments(self, event: ToolCallDelta) -> list[Event]:
-        assert self._open is not None
-        assert self._open.kind == "function_call_arguments"
-        return [self._delta(event.arguments)]
-
-    def _begin(self, item: OutputItem, kind: Kind) -> list[Event]:
-        events = self._close("completed")
-        self._open = _Open(item, kind)
-        self._held = ""
-        events.append(
-            ItemEvent(
-                type="response.output_item.added",
-                sequence_number=self._next(),
-                output_index=len(self._items),
-                item=item,
-            )
+    def _begin(self, begin: Begin) -> list[Event]:
+        self._open = _opened(begin)
+        added = ItemEvent(
+            type="response.output_item.added",
+            sequence_number=self._next(),
+            output_index=len(self._items),
+            item=self._open.item,
         )
         part = self._open.part
-        if part is not None:
-            events.append(self._part_event("added", part))
-        return events
+        return [added] if part is None else [added, self._part_event("added", part)]
 
-    def _close(self, status: ItemStatus) -> list[Event]:
+    def _end(self, status: ItemStatus) -> list[Event]:
         grown = self._open
-        if grown is None:
-            return []
+        assert grown is not None
         part, text = grown.part, "".join(grown.pieces)
         is_call = grown.kind == "function_call_arguments"
         events: list[Event] = [
@@ -271,14 +227,12 @@ class Assembler:
         if not events:
             return
         last = next((event for event in reversed(events) if isinstance(event, DeltaEvent)), None)
-        if last is not None and last.type == "response.reasoning_text.delta":
-            self.reasoning_tokens += self._unclaimed
         grown = self._open
         if self._logprobs and last is not None and grown is not None and grown.kind == "output_text":
-            scored = chat_logprobs(self._unclaimed_logprobs, self._vocabulary.token_bytes).content
+            scored = chat_logprobs(self._unclaimed, self._vocabulary.token_bytes).content
             last.logprobs = _in_events(scored)
             grown.logprobs += scored
-        self._unclaimed, self._unclaimed_logprobs = 0, []
+        self._unclaimed = []
 
     def _state(self, kind: str, status: Any) -> ResponseEvent:
         self.response = replace(self.response, status=status)
@@ -296,13 +250,22 @@ class Assembler:
             usage.prompt_tokens,
             InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
             usage.completion_tokens,
-            OutputTokensDetails(self.reasoning_tokens),
+            OutputTokensDetails(self._segments.reasoning_tokens),
             usage.total_tokens,
         )
 
     def _next(self) -> int:
         self._sequence += 1
         return self._sequence - 1
+
+
+def _opened(begin: Begin) -> _Open:
+    if begin.kind == "text":
+        return _Open(Message(id=new_id("msg"), status="in_progress"), "output_text")
+    if begin.kind == "reasoning":
+        return _Open(ReasoningItem(id=new_id("rs"), status="in_progress"), "reasoning_text")
+    call = FunctionCall(id=new_id("fc"), call_id=begin.id, name=begin.name, arguments="", status="in_progress")
+    return _Open(call, "function_call_arguments")
 
 
 def _in_events(scored: list[ChatTokenLogprob]) -> list[EventLogprob]:
