@@ -180,6 +180,8 @@ class ThreadClient:
         self._thread.start()
 
     # EngineClient
+    heartbeat_age = 0.0
+
     async def ready(self) -> dict[str, object]:
         return self.info
 

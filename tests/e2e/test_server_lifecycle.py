@@ -130,6 +130,17 @@ async def test_a_killed_engine_is_told_noticed_and_replaced(start: Start) -> Non
         assert values["num_requests_running"] == values["num_requests_waiting"] == 0
 
 
+def test_a_stopped_engine_is_unhealthy_until_it_goes_on(start: Start) -> None:
+    server = start().wait_until(200)
+    (engine,) = server.children()
+    os.kill(engine, signal.SIGSTOP)
+    try:
+        server.wait_until(503, seconds=20)
+    finally:
+        os.kill(engine, signal.SIGCONT)
+    server.wait_until(200, seconds=20)
+
+
 def test_a_killed_server_takes_its_engine_with_it(start: Start) -> None:
     server = start().wait_until(503, 200)
     children = server.wait_until(200).children()

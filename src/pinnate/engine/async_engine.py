@@ -121,6 +121,11 @@ class AsyncEngine:
         return self._state
 
     @property
+    def heartbeat_age(self) -> float:
+        """Seconds since the engine's process showed that it is alive; a long step does not count against it."""
+        return self._client.heartbeat_age
+
+    @property
     def stats(self) -> EngineStats:
         """As of the engine's latest step."""
         return self._stats

@@ -35,6 +35,7 @@ class Startup(msgspec.Struct, frozen=True):
 
     config: EngineConfig
     address: str
+    heartbeat: int = -1  # its end of the pipe, see heartbeat.py
 
 
 class EngineChild:
@@ -53,18 +54,23 @@ class EngineChild:
         self.exited: Future[int] = Future()
         self._tail: deque[str] = deque(maxlen=STDERR_LINES)
         self._forward = forward if forward is not None else _to_stderr
+        self.heartbeat, beats = os.pipe()
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "pinnate.engine.process"],
                 stdin=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 process_group=0,
+                pass_fds=(beats,),
                 text=False,
             )
         except BaseException:
             self.remove_socket()
+            os.close(self.heartbeat)
             raise
-        self._send(msgspec.msgpack.encode(Startup(config, self.address)))
+        finally:
+            os.close(beats)
+        self._send(msgspec.msgpack.encode(Startup(config, self.address, beats)))
         self._watcher = threading.Thread(target=self._watch, name="pinnate-engine-watch", daemon=True)
         self._watcher.start()
 
@@ -98,6 +104,9 @@ class EngineChild:
             self._process.kill()
         self._watcher.join()
         self.remove_socket()
+        if self.heartbeat >= 0:
+            os.close(self.heartbeat)
+            self.heartbeat = -1
 
     @property
     def _stdin(self) -> IO[bytes]:

@@ -17,6 +17,7 @@ import zmq.asyncio
 from pinnate.core.errors import ConfigError, EngineDeadError, EngineError, ModelError, PinnateError
 from pinnate.core.messages import EngineFailed, EngineReady, FromEngine, ToEngine
 from pinnate.engine.child import EngineChild
+from pinnate.engine.heartbeat_reader import HeartbeatReader
 
 LAST_MESSAGES_SECONDS = 0.2  # what a dead child had sent is still read this long
 
@@ -48,6 +49,11 @@ class EngineClient(Protocol):
         """
         ...
 
+    @property
+    def heartbeat_age(self) -> float:
+        """Seconds since the engine last showed that it is alive."""
+        ...
+
     async def close(self) -> None: ...
 
 
@@ -63,6 +69,7 @@ class ProcessClient:
         self._socket.setsockopt(zmq.RECONNECT_IVL, 5)  # ms; the child binds when it has started
         self._socket.connect(child.address)
         self._exited = asyncio.wrap_future(child.exited)
+        self._heartbeat = HeartbeatReader(child.heartbeat)
         self._receiving: asyncio.Future[bytes] | None = None  # outlives a cancelled `receive`, so no message is lost
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
@@ -70,6 +77,10 @@ class ProcessClient:
     @property
     def pid(self) -> int:
         return self._child.pid
+
+    @property
+    def heartbeat_age(self) -> float:
+        return self._heartbeat.age
 
     async def ready(self) -> dict[str, Any]:
         await self._receive_frame()  # the hello: both ends are connected
@@ -89,6 +100,7 @@ class ProcessClient:
 
     async def close(self) -> None:
         """Ends the child and waits for it. Nothing is left: no process, socket, file or thread."""
+        self._heartbeat.close()
         await asyncio.to_thread(self._child.close)
         if self._receiving is not None:
             self._receiving.cancel()

@@ -25,6 +25,7 @@ from pinnate.core.errors import PinnateError
 from pinnate.core.messages import EngineFailed, EngineReady, FromEngine, ToEngine
 from pinnate.engine.build import build_engine
 from pinnate.engine.child import LENGTH_BYTES, Startup
+from pinnate.engine.heartbeat import Heart
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,8 @@ LAST_WORDS_MS = 2000
 class Channel:
     """Inbox and outbox over one ZeroMQ PAIR socket; no limit on what waits in it (the facade limits requests)."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, heart: Heart) -> None:
+        self._heart = heart
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PAIR)
         self._socket.set_hwm(0)
@@ -46,7 +48,10 @@ class Channel:
         self._socket.send(HELLO)
 
     def receive(self, wait: bool) -> list[ToEngine]:
+        if wait:
+            self._heart.rest()
         messages = [self._decoder.decode(self._socket.recv())] if wait else []
+        self._heart.work()
         while self._socket.poll(0):
             messages.append(self._decoder.decode(self._socket.recv()))
         return messages
@@ -93,8 +98,10 @@ def end_with_parent(stream: BinaryIO, address: str) -> None:
 
 def run(startup: Startup) -> int:
     began = perf_counter()
+    heart = Heart()
+    heart.start(startup.heartbeat)
     try:
-        channel = Channel(startup.address)
+        channel = Channel(startup.address, heart)
     except zmq.ZMQError:
         if Path(startup.address.removeprefix("ipc://")).parent.exists():
             raise

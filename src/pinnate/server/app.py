@@ -104,6 +104,7 @@ def _operator(state: ServerState) -> list[HTTPRoute]:
         HTTPRoute("/metrics", operator.metrics, methods=["GET"]),
         HTTPRoute("/version", operator.version, methods=["GET"]),
         HTTPRoute("/load", operator.load, methods=["GET"]),
+        HTTPRoute("/ready", operator.health, methods=["GET"]),
         HTTPRoute("/ping", operator.health, methods=["GET", "POST"]),
         HTTPRoute("/tokenize", operator.tokenize, methods=["POST"]),
         HTTPRoute("/detokenize", operator.detokenize, methods=["POST"]),

@@ -123,6 +123,7 @@ def _operator() -> dict[str, Operation]:
         "GET /health": Operation("Whether requests are taken"),
         "GET /metrics": Operation("Prometheus metrics", media_type=TEXT),
         "GET /load": Operation("How many requests are under way"),
+        "GET /ready": Operation("Whether requests are taken"),
         "GET /ping": Operation("Whether requests are taken"),
         "POST /ping": Operation("Whether requests are taken"),
         "GET /version": Operation("The version of this server"),

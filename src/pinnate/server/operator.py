@@ -34,9 +34,10 @@ class Operator:
         self._state = state
 
     async def health(self, request: Request) -> Response:  # noqa: ARG002
-        """200 when requests are taken; 503 with an error object while it starts, shuts down or has lost its engine."""
+        """200 when requests are taken; 503 with an error object while it starts, shuts down, has lost its engine, or
+        the engine shows no sign of life."""
         try:
-            self._state.ready_engine()
+            self._state.live_engine()
         except PinnateError as error:
             return error_response(*describe(error))
         return json_response({"status": "ok"})

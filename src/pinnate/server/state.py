@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from pinnate.server.chat_formats import ChatFormats
     from pinnate.text.chat_template import ChatTemplate
 
+HEARTBEAT_SECONDS = 4.0  # eight beats (engine/heartbeat.py)
+
 
 class Phase(enum.StrEnum):
     STARTING = "starting"
@@ -63,6 +65,17 @@ class ServerState:
         if self.engine.state != "ready":
             raise EngineDeadError(f"the engine is not running (state: {self.engine.state})")
         return self.engine
+
+    def live_engine(self) -> AsyncEngine:
+        """For health checks: as `ready_engine`, and the engine has shown lately that it is alive.
+
+        Raises:
+            NotReadyError, EngineDeadError: as `ready_engine`, or the engine's process is stuck.
+        """
+        engine = self.ready_engine()
+        if engine.heartbeat_age > HEARTBEAT_SECONDS:
+            raise EngineDeadError(f"the engine has shown no sign of life for {engine.heartbeat_age:.0f} s")
+        return engine
 
     def field_notes(self) -> FieldNotes:
         """For the unknown fields of one request."""

@@ -144,6 +144,7 @@ class FakeEngine:
     state: str = "ready"
     max_model_len: int = 100
     full: bool = False
+    heartbeat_age: float = 0.0
     submitted: list[Submitted] = field(default_factory=list)
     streams: list[FakeStream] = field(default_factory=list)
     stats: EngineStats = field(default_factory=EngineStats)

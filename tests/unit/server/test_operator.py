@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import pytest
@@ -12,7 +13,7 @@ from pinnate.core.messages import EngineStats
 from pinnate.server.metrics import Histogram, Metrics
 from pinnate.server.settings import ServerSettings, model_names
 from pinnate.server.state import Phase
-from tests.unit.server.conftest import Client, FakeEngine, make_client
+from tests.unit.server.conftest import Client, FakeEngine, make_client, spell
 
 KEY = "k-secret"
 
@@ -217,3 +218,31 @@ async def test_a_fault_of_ours_is_500_without_its_text(client: Client) -> None:
     assert (answer.status, answer.error["code"]) == (500, "internal_error")
     assert b"secret" not in answer.body
     assert client.state.metrics.rejected == {"internal_error": 1}
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/health"), ("GET", "/ready"), ("GET", "/ping"), ("POST", "/ping")]
+)
+async def test_health_follows_the_engines_heartbeat(client: Client, method: str, path: str) -> None:
+    assert (await client.call(method, path)).status == 200
+    client.engine.heartbeat_age = 3.5  # some beats late: a busy machine
+    assert (await client.call(method, path)).status == 200
+    client.engine.heartbeat_age = 4.5
+    answer = await client.call(method, path)
+    assert (answer.status, answer.error["code"]) == (503, "engine_dead")
+    client.engine.heartbeat_age = 0.0
+    client.state.phase = Phase.SHUTTING_DOWN
+    assert (await client.call(method, path)).status == 503
+
+
+async def test_load_counts_requests_under_way(client: Client) -> None:
+    assert (await client.call("GET", "/load")).json == {"server_load": 0}
+    gate = asyncio.Event()
+    client.engine.script = lambda *_: [gate, *spell("ok")]
+    asked = [asyncio.create_task(client.complete()) for _ in range(2)]
+    while len(client.engine.streams) < 2:
+        await asyncio.sleep(0)
+    assert (await client.call("GET", "/load")).json == {"server_load": 2}
+    gate.set()
+    await asyncio.gather(*asked)
+    assert (await client.call("GET", "/load")).json == {"server_load": 0}
