@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+import msgspec
+
 from pinnate.core.config import EngineConfig
 from pinnate.core.errors import REFUSALS, EngineDeadError, EngineError, PinnateError
 from pinnate.core.messages import Abort, Command, EngineStats, Reply, StepOutputs
@@ -22,12 +24,15 @@ from pinnate.core.sampling import SamplingParams
 from pinnate.engine.admission import Admission, Limits
 from pinnate.engine.child import EngineChild
 from pinnate.engine.client import EngineClient, ProcessClient
+from pinnate.engine.grammar_checker import GrammarChecker
+from pinnate.engine.grammar_worker import WorkerStart
 from pinnate.engine.model_text import ModelText, load_model_text
 from pinnate.engine.open_requests import OpenRequests
 from pinnate.engine.output_processor import OutputProcessor
 from pinnate.engine.stream import RequestStream
 from pinnate.text.bad_words import bad_word_ids
 from pinnate.text.chat_template import ChatTemplate
+from pinnate.text.grammars.limits import COMPILE_BYTES
 from pinnate.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -65,6 +70,7 @@ class AsyncEngine:
         self._numbers = itertools.count(1)
         self._rng: random.Random = random.SystemRandom() if seed is None else random.Random(seed)
         self._draining = False
+        self.grammars = GrammarChecker(self._vocabulary)
         self._state: State = "restarting"
         self._become_ready(info)
         self._supervisor = asyncio.create_task(self._supervise(), name="engine-supervisor")
@@ -149,11 +155,16 @@ class AsyncEngine:
         random one. `request_id` is for logs; it need not be unique.
 
         Raises:
-            InvalidRequestError, ContextLengthError: as Limits.check.
+            InvalidRequestError, ContextLengthError: as Limits.check; a structured output that cannot be followed.
             QueueFullError: too many sequences are in flight, or too many prompt tokens wait.
             EngineDeadError: the engine is not ready.
         """
         self._check_ready()
+        if params.structured_output is not None:
+            self.check_queue(len(prompt_token_ids))
+            checked = await self.grammars.check(params.structured_output)
+            params = msgspec.structs.replace(params, structured_output=checked)
+            self._check_ready()
         wire_id = f"{request_id}:{next(self._numbers)}"
         bad_words = await self._bad_words(params) if params.bad_words else ()
         request = self._admission.make_request(
@@ -221,6 +232,7 @@ class AsyncEngine:
         with contextlib.suppress(asyncio.CancelledError):
             await self._supervisor
         self._end_all(EngineDeadError("the engine was shut down"))
+        await self.grammars.close()
         await self._client.close()
 
     def _check_ready(self) -> None:
@@ -243,6 +255,15 @@ class AsyncEngine:
     def _stop(self, wire_id: str) -> None:
         if self._state == "ready":
             self._client.send(Abort([wire_id]))
+
+    def _vocabulary(self) -> WorkerStart:
+        tokenizer, ids = self.tokenizer, range(self.vocab_size)
+        return WorkerStart(
+            tokens=[tokenizer.token_bytes(token) for token in ids],
+            special=[token for token in ids if tokenizer.is_special(token)],
+            eos=[token for token in (*tokenizer.eos_token_ids, *self._info["eos_token_ids"]) if token in ids],
+            most_bytes=COMPILE_BYTES,
+        )
 
     async def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         if sum(map(len, params.bad_words)) <= THREAD_CHARACTERS:

@@ -13,9 +13,12 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+import msgspec
+
 from pinnate.core.errors import PinnateError
 from pinnate.core.messages import TokenOutput
 from pinnate.core.request import FinishReason, Request
+from pinnate.core.sampling import SamplingParams
 from pinnate.core.structured import Matcher, StructuredOutput
 from pinnate.text.grammars.limits import CACHED_GRAMMAR_BYTES, CACHED_GRAMMARS
 
@@ -171,6 +174,25 @@ def _ends(request: Request, reason: FinishReason, error: str | None = None) -> l
         TokenOutput(request.request_id, index, [], finish_reason=reason, error=error)
         for index in range(request.sampling.n)
     ]
+
+
+def checked_params(params: SamplingParams) -> SamplingParams:
+    """With the structured output in the form that the engine takes. For programs that trust what they ask for: the
+    check runs here, and nothing limits its time.
+
+    Raises:
+        InvalidRequestError, UnsupportedError: naming the field and the path inside it.
+    """
+    if params.structured_output is None:
+        return params
+    from pinnate.text.grammars.check import check
+    from pinnate.text.grammars.faults import Fault
+
+    try:
+        checked = check(params.structured_output)
+    except Fault as fault:
+        raise fault.error(params.structured_output.param) from None
+    return msgspec.structs.replace(params, structured_output=checked)
 
 
 class LazyBackend:

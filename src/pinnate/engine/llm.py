@@ -22,6 +22,7 @@ from pinnate.core.messages import Abort, EngineStats, StepOutputs, TokenOutput
 from pinnate.core.request import FinishReason, Request
 from pinnate.core.sampling import SamplingParams
 from pinnate.engine.admission import Admission, Limits
+from pinnate.engine.grammar_intake import checked_params
 from pinnate.engine.inproc import InprocClient
 from pinnate.engine.model_text import load_model_text
 from pinnate.engine.output_processor import OutputDelta, OutputProcessor
@@ -192,7 +193,10 @@ class LLM:
     ) -> list[RequestOutput]:
         requests = [
             self._admission.make_request(
-                str(next(self._numbers)), prompt, param, bad_word_ids=bad_word_ids(self.tokenizer, param.bad_words)
+                str(next(self._numbers)),
+                prompt,
+                checked_params(param),
+                bad_word_ids=bad_word_ids(self.tokenizer, param.bad_words),
             )
             for prompt, param in zip(ids, params, strict=True)
         ]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
@@ -19,7 +19,9 @@ from pinnate.core.errors import GrammarError
 from pinnate.core.structured import StructuredOutput
 from pinnate.text.grammars import limits
 from pinnate.text.grammars.source import grammar_of
-from pinnate.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from pinnate.text.tokenizer import Tokenizer
 
 _SENTINEL = "\x02"  # stands before a text that follows other text; never merged with it
 
@@ -90,6 +92,7 @@ class LLGuidanceBackend:
 
     def __init__(self, vocabulary: VocabularyBytes) -> None:
         self._tokenizer = vocabulary.build()
+        self._mask_words = (len(vocabulary.tokens) + 31) // 32
         self._limits = LLParserLimits(
             max_items_in_row=limits.MAX_ITEMS_IN_ROW,
             initial_lexer_fuel=limits.INITIAL_LEXER_FUEL,
@@ -108,6 +111,17 @@ class LLGuidanceBackend:
         if matcher.is_error():
             raise GrammarError(_reason(matcher))
         return Grammar(matcher)
+
+    def check(self, grammar: str) -> None:
+        """Compiles, and computes the first mask.
+
+        Raises:
+            GrammarError: the reason why it cannot be followed.
+        """
+        compiled = self.compile_text(grammar)
+        matcher = compiled.start()
+        matcher.fill(memoryview(bytearray(self._mask_words * 4)).cast("I"))
+        matcher.raise_error()
 
 
 class Grammar:
@@ -141,6 +155,11 @@ class GrammarMatcher:
             self._grammar.is_spoilt = True
             raise GrammarError(f"the structured output cannot go on: {_reason(self._inner)}")
         self._forced = self._forced[1:] or None if self._forced and self._forced[0] == token else None
+
+    def raise_error(self) -> None:
+        """Raises GrammarError if the last mask could not be computed."""
+        if self._inner.is_error():
+            raise GrammarError(_reason(self._inner))
 
     def forced(self) -> list[int]:
         if self._forced is None:
