@@ -32,7 +32,7 @@ from pinnate.server.state import ServerState
 MAX_ATTEMPTS = 3  # at a request under which the engine fails
 MAX_UNSAVED = 64  # results; more wait, and hold their places in the engine
 RETRY_SECONDS = 0.5
-FULL_DISK_SECONDS = 5.0
+FULL_DISK_SECONDS = 2.0
 
 log = logging.getLogger("pinnate.server")
 
