@@ -165,7 +165,7 @@ async def test_cases_48_and_51_the_queue(starting: Starter) -> None:
         ]
         await asyncio.sleep(0.05)
         for refused in await asyncio.gather(*(api.stream(P1) for _ in range(2)), *(api.complete(P1) for _ in range(2))):
-            assert refused.status == 503
+            assert refused.status == 429
             assert b"queue_full" in refused.body
         await asyncio.gather(*leaving)
         await asyncio.sleep(0.05)
