@@ -10,8 +10,12 @@ from __future__ import annotations
 import time
 from array import array
 
+import numpy as np
+
 from pinnate.core.batch import Sample, SchedulerOutput, StepResult, TokenLogprobs
+from pinnate.core.structured import Matcher
 from pinnate.executor.base import WeightGroup
+from pinnate.executor.masks import fill_masks
 
 _LOGPROB = -1.0  # of every token
 
@@ -65,10 +69,18 @@ class SimulatedExecutor:
 
     def _draw(self, last: int, sample: Sample) -> int:
         salt = 0 if sample.params.is_greedy else sample.seed + sample.index
-        token = (last * 1103515245 + sample.position * 12345 + salt) % self._vocab_size
+        number = last * 1103515245 + sample.position * 12345 + salt
+        if sample.matcher is not None:
+            return self._draw_allowed(sample.matcher, number)
+        token = number % self._vocab_size
         while token in sample.banned:
             token = (token + 1) % self._vocab_size
         return token
+
+    def _draw_allowed(self, matcher: Matcher, number: int) -> int:
+        bits = np.unpackbits(fill_masks([matcher], self._vocab_size).view(np.uint8), bitorder="little")
+        allowed = np.flatnonzero(bits[: self._vocab_size])
+        return int(allowed[number % len(allowed)]) if len(allowed) else 0
 
     def _logprobs(self, token: int, num_top: int | None) -> TokenLogprobs | None:
         return None if num_top is None else self._scored(token, num_top)

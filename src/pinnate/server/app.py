@@ -120,6 +120,7 @@ def _cache(state: ServerState) -> list[HTTPRoute]:
         operator_route("/resync_kv_events", cache.resync, ["POST"]),
         operator_route("/debug/cache", cache.describe, ["GET"]),
         operator_route("/debug/match", cache.explain, ["POST"]),
+        operator_route("/debug/check_integrity", cache.check_integrity, ["POST"]),
     ]
 
 

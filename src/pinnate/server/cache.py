@@ -56,6 +56,10 @@ class CacheRoutes:
     async def resync(self, request: Request) -> Response:  # noqa: ARG002
         return _json(await self._state.ready_engine().command("resync_kv_events"))
 
+    async def check_integrity(self, request: Request) -> Response:  # noqa: ARG002
+        """Proves that the KV memory's books balance, between two steps; a 500 that says what is wrong where not."""
+        return _json(await self._state.ready_engine().command("check_integrity"))
+
     async def describe(self, request: Request) -> Response:  # noqa: ARG002
         """The tree, page states, the prefixes that save most, the pins; tokens as text beside their ids."""
         engine = self._state.ready_engine()

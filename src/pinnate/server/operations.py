@@ -143,6 +143,7 @@ def _cache() -> dict[str, Operation]:
         "POST /unpin_prefix": Operation("Lets a pinned prefix go", UnpinRequest),
         "POST /resync_kv_events": Operation("Publishes all cached pages anew"),
         "GET /debug/cache": Operation("What the prefix cache holds"),
+        "POST /debug/check_integrity": Operation("Proves that the books of the KV memory balance"),
         "POST /debug/match": Operation(
             "How much of a prompt is cached, and why no more", PrefixRequest, CacheReport, refined=chat
         ),

@@ -21,7 +21,7 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", 
 # The operator's routes. A new route belongs here if it changes the server or tells of others' requests.
 ADMIN_ROUTES = {
     "/server_info", "/get_server_info", "/flush_cache", "/pin_prefix", "/unpin_prefix", "/resync_kv_events",
-    "/debug/cache", "/debug/match",
+    "/debug/cache", "/debug/match", "/debug/check_integrity",
 }  # fmt: skip
 
 
