@@ -138,22 +138,22 @@ def rss_mb(pid: int) -> float:
 
 
 def stalled(server: Server, body: dict[str, Any]) -> socket.socket:
-    """A client that sends a request and never reads."""
+    """A client that asks for a chat and never reads."""
     data = json.dumps(body).encode()
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.connect(("127.0.0.1", server.port))
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"
-    connection.sendall(f"{head}\r\n\r\n".encode() + data)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+    connection.sendall(head.encode() + data)
     return connection
 
 
 async def test_clients_that_do_not_read_cost_little_and_are_cut_off(start: Start) -> None:
-    server = start("--limit", "write_timeout=1", step_ms=1)
+    server = start("--limit", "write_timeout=0.3", step_ms=2)
     async with connect(server) as api:
         await api.stream("x", max_tokens=200, ignore_eos=True)
         before = rss_mb(server.process.pid)
-        body = api.completion_body("y", stream=True, logprobs=5, n=2, **LONG)
+        body = api.chat_body("y", stream=True, logprobs=True, top_logprobs=20, n=2, **LONG)  # 8 MB; the system holds 3
         clients = [stalled(server, body) for _ in range(3)]
         await until(api, "num_requests_running", 6)
         streamed = await api.stream("x", max_tokens=300, ignore_eos=True)

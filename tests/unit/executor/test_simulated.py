@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import time
+from array import array
 
 import pytest
 
+from pinnate.core.batch import Sample, ScheduledSequence, SchedulerOutput
 from pinnate.core.config import EngineConfig
 from pinnate.core.errors import ConfigError
 from pinnate.core.messages import StepOutputs, TokenOutput
 from pinnate.core.request import Request
+from pinnate.core.sampling import SamplingParams
 from pinnate.engine.engine_core import EngineCore
 from pinnate.engine.mailbox import Mailbox
 from pinnate.executor.simulated import SimulatedExecutor
 from pinnate.kvcache.manager import KVCacheManager
 from pinnate.scheduler.scheduler import Scheduler
 from tests.fakes import VOCAB_SIZE, make_request
+from tests.unit.executor.sampling_helpers import FixedMatcher
 
 
 def generate(
@@ -83,3 +87,11 @@ def test_a_step_takes_its_time() -> None:
 def test_settings_that_make_no_sense(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EngineConfig(model="m", **settings)
+
+
+def test_masks_are_kept_to() -> None:
+    executor = SimulatedExecutor(VOCAB_SIZE)
+    params = SamplingParams(temperature=1.0)
+    samples = tuple(Sample(params, seed, 0, 5, matcher=FixedMatcher([7, 250])) for seed in range(40))
+    step = SchedulerOutput((ScheduledSequence(1, 4, array("i", [3]), array("i", [1, 2]), samples),))
+    assert set(executor.execute(step).token_ids) == {7, 250}
