@@ -98,3 +98,13 @@ async def test_small_routes(api: Api) -> None:
     assert (await api.get("/model_info")).json["is_generation"]
     assert (await api.get("/get_server_info")).json["context_length"] == 2048
     assert (await api.get("/flush_cache")).status == 200
+
+
+async def test_scores_of_labels(api: Api) -> None:
+    body = {"query": "1, 2, 3, 4, 5,", "items": [" 6, 7,", " 6, 7, and"], "label_token_ids": [216, 284]}
+    answer = (await api.post("/v1/score", body)).json
+    assert answer["scores"][0] == [pytest.approx(0.9637, abs=0.02), pytest.approx(0.0170, abs=0.004)]
+    assert answer["usage"]["prompt_tokens"] == 20 + 21
+    shared = (await api.post("/score", {**body, "apply_softmax": True})).json
+    assert sum(shared["scores"][0]) == pytest.approx(1)
+    assert shared["scores"][0][0] == pytest.approx(answer["scores"][0][0] / sum(answer["scores"][0]))

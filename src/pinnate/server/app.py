@@ -28,6 +28,7 @@ from pinnate.server.openapi import Document
 from pinnate.server.operator import Operator
 from pinnate.server.replies import chat_completion, completion
 from pinnate.server.responses.routes import responses_routes
+from pinnate.server.score import ScoreEndpoint
 from pinnate.server.sglang import SGLangOperator
 from pinnate.server.state import ServerState
 from pinnate.server.streaming import ChatChunkWriter, CompletionChunkWriter
@@ -43,7 +44,7 @@ BATCH_ROUTES: Mapping[str, Route] = MappingProxyType({"/v1/chat/completions": CH
 def create_app(state: ServerState) -> Starlette:
     """The ASGI application. `state.engine` may still be None: requests then get 503, and so does /health."""
     routes = [*_openai(state), *responses_routes(state), *anthropic_routes(state), *_sglang(state)]
-    routes += [*_operator(state), *_cache(state), *_batches(state)]
+    routes += [*_scores(state), *_operator(state), *_cache(state), *_batches(state)]
     routes.append(_document(state, routes))
     app = Starlette(routes=routes, middleware=_layers(state, routes), exception_handlers=handlers())
     app.router.redirect_slashes = False  # another spelling of a path is another path: 404, not a redirect
@@ -95,6 +96,11 @@ def _sglang(state: ServerState) -> list[HTTPRoute]:
         HTTPRoute("/get_model_info", operator.model_info, methods=["GET"]),
         HTTPRoute("/health_generate", operator.health_generate, methods=["GET"]),
     ]
+
+
+def _scores(state: ServerState) -> list[HTTPRoute]:
+    endpoint = ScoreEndpoint(state)
+    return [HTTPRoute(path, endpoint, methods=["POST"]) for path in ("/score", "/v1/score", "/generative_scoring")]
 
 
 def _operator(state: ServerState) -> list[HTTPRoute]:

@@ -39,11 +39,13 @@ from pinnate.server.protocol.responses import (
     ResponseEvent,
     ResponsesRequest,
 )
+from pinnate.server.protocol.score import ScoreRequest, Scores
 
 
 def operations() -> dict[str, Operation]:
     """By method and path, as the route is declared."""
-    return {**_generation(), **_responses(), **_anthropic(), **_sglang(), **_operator(), **_cache(), **_batches()}
+    generation = {**_generation(), **_responses(), **_anthropic(), **_sglang(), **_scores()}
+    return {**generation, **_operator(), **_cache(), **_batches()}
 
 
 def _generation() -> dict[str, Operation]:
@@ -84,6 +86,11 @@ def _responses() -> dict[str, Operation]:
             "What a response was an answer to", answer=ItemList, query=page
         ),
     }
+
+
+def _scores() -> dict[str, Operation]:
+    score = Operation("How likely labels are as the next token after a query and each item", ScoreRequest, Scores)
+    return {f"POST {path}": score for path in ("/score", "/v1/score", "/generative_scoring")}
 
 
 def _sglang() -> dict[str, Operation]:
