@@ -41,7 +41,7 @@ _ERRORS: Mapping[int, str] = {
     529: "Overloaded",
 }
 _WITH_BODY = (400, 401, 403, 404, 413, 415, 429, 500, 503, 504)
-_WITHOUT_BODY = (401, 403, 404, 500, 503)
+_WITHOUT_BODY = (400, 401, 403, 404, 500, 503)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,15 +199,13 @@ def _responses(path: str, operation: Operation, schemas: _Schemas) -> dict[str, 
         shape = {"type": "object"} if operation.media_type == JSON else {"type": "string"}
     content: dict[str, Any] = {operation.media_type: {"schema": shape}}
     if operation.chunk is not None:
-        # OpenAPI has no schema of a stream; this one is that of the data of each event, in a key of ours.
-        content[SSE] = {"schema": {"type": "string"}, "x-event-schema": schemas.of(operation.chunk)}
+        # OpenAPI 3.1 cannot describe a stream. This is the schema of the data of each event, in a key of ours.
+        content[SSE] = {"x-event-schema": schemas.of(operation.chunk)}
     responses: dict[str, Any] = {"200": {"description": "Done", "content": content}}
     statuses = _WITH_BODY if operation.request is not None or operation.form else _WITHOUT_BODY
     error = {JSON: {"schema": schemas.of(AnthropicErrorBody if speaks_anthropic(path) else ErrorBody)}}
     for status in (*statuses, 529) if speaks_anthropic(path) else statuses:
         responses[str(status)] = {"description": _ERRORS[status], "content": error}
-    if operation.query and "400" not in responses:
-        responses["400"] = {"description": _ERRORS[400], "content": error}
     return responses
 
 
