@@ -79,7 +79,7 @@ class Occupancy:
 
     def sample(self, scheduler: Scheduler, output: SchedulerOutput) -> None:
         """As the step will leave the memory."""
-        running = scheduler._running
+        running = scheduler._queues.running
         computed = {part.seq_id: part.start + len(part.token_ids) for part in output.sequences}
         pages: set[int] = set()
         whole: set[int] = set()
@@ -135,7 +135,7 @@ class MeteredExecutor:
 
     def execute(self, output: SchedulerOutput) -> StepResult:
         begin = time.perf_counter()
-        self.counts = bool(self._scheduler._waiting)
+        self.counts = bool(self._scheduler._queues.waiting)
         if self.counts:
             self.occupancy.sample(self._scheduler, output)
         samples = sum(len(part.samples) for part in output.sequences)

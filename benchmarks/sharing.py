@@ -64,7 +64,7 @@ def run_alone(
     held = lone = 0
     while True:
         core.step()
-        tables = [seq.page_table for seq in scheduler._running]
+        tables = [seq.page_table for seq in scheduler._queues.running]
         if len(tables) > 1 and not params.use_beam_search:
             held += len({page for table in tables for page in table})
             lone += sum(len(table) for table in tables)

@@ -61,7 +61,7 @@ class PreemptingScheduler(RecordingScheduler):
     def schedule(self) -> SchedulerOutput | None:
         self.steps += 1
         if self.steps in self.preempt_at:
-            for seq in list(self._running):
+            for seq in list(self._queues.running):
                 self._preempt(seq)
             if self.forgets:
                 self.flush_cache()

@@ -43,7 +43,7 @@ def slots(rig: Rig) -> tuple[int, int]:
     """(allocated, used) slots of the pages that running sequences hold; a shared page counts once. A slot of a windowed
     group is used if the next token sees it."""
     used: dict[int, int] = {}
-    for seq in rig.scheduler._running:
+    for seq in rig.scheduler._queues.running:
         end = seq.num_computed_tokens
         for group, table in enumerate((seq.page_table, *seq.window_tables)):
             low = 0 if group == 0 else max(0, end - WINDOW + 1)
@@ -92,7 +92,7 @@ def test_memory_of_a_sequence_of_4k_tokens() -> None:
     shares = {}
     while not rig.finished:
         rig.step()
-        for seq in rig.scheduler._running:
+        for seq in rig.scheduler._queues.running:
             uniform = GROUPS * -(-seq.num_computed_tokens // PAGE_SIZE)
             shares[seq.num_computed_tokens] = rig.cache.pages_held(seq) / uniform
     check_tokens(rig, [request])

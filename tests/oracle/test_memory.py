@@ -91,7 +91,7 @@ def lognormal(rng: random.Random, median: float, sigma: float, low: int, high: i
 def slots(rig: Rig) -> tuple[int, int]:
     """(allocated, used) slots of the pages that running sequences hold; a shared page counts once."""
     used: dict[int, int] = {}
-    for seq in rig.scheduler._running:
+    for seq in rig.scheduler._queues.running:
         for logical, page in enumerate(seq.page_table):
             filled = min(PAGE_SIZE, max(0, seq.num_computed_tokens - logical * PAGE_SIZE))
             used[page] = max(used.get(page, 0), filled)

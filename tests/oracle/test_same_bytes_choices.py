@@ -65,8 +65,8 @@ class SqueezedScheduler(Scheduler):
 
     def schedule(self) -> SchedulerOutput | None:
         self.steps += 1
-        if self.steps % 2 == 0 and self._running:
-            victim = random.Random(self.steps).choice(self._running)
+        if self.steps % 2 == 0 and self._queues.running:
+            victim = random.Random(self.steps).choice(self._queues.running)
             self.squeezed[victim.request.request_id] += 1
             self._preempt(victim)
         if self.steps % 8 == 0:

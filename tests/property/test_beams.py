@@ -157,8 +157,8 @@ class BeamSession(Session):
 
     def step(self, step: int) -> None:
         for when, which in self.squeezes:
-            if when == step and self.scheduler._running:
-                self.scheduler._preempt(self.scheduler._running[which % len(self.scheduler._running)])
+            if when == step and self.scheduler._queues.running:
+                self.scheduler._preempt(self.scheduler._queues.running[which % len(self.scheduler._queues.running)])
                 self.scheduler.check_integrity()
         super().step(step)
 

@@ -249,7 +249,7 @@ class Session:
         assert (output is not None) == had_work, "work is left undone, or made up"
         if output is None:
             return
-        running = self.scheduler._running
+        running = self.scheduler._queues.running
         assert sum(self.scheduler._num_choices(seq) for seq in running) <= self.plan.max_num_seqs
         if step in self.plan.failures:
             self.executor.memory.scribble(output)

@@ -131,7 +131,7 @@ class TieredSession(Session):
     def run_step(self) -> None:
         output = self.scheduler.schedule()
         if output is None:
-            assert not self.scheduler._running
+            assert not self.scheduler._queues.running
             assert self.tiers._under_way or not self.scheduler.has_work(), "work is left undone"
         elif self.rng.random() < 0.03:
             self.executor.memory.scribble(output)
@@ -216,7 +216,7 @@ class TieredSession(Session):
             holder = fetch.holder
             hashes = prefix_hashes(holder.token_ids, holder.request.cache_salt)
             self.executor.memory.check(holder.page_table, hashes, holder.num_computed_tokens)
-        assert set(self.tiers._fetches) <= {seq.seq_id for seq in self.scheduler._waiting}
+        assert set(self.tiers._fetches) <= {seq.seq_id for seq in self.scheduler._queues.waiting}
 
     def check_files(self) -> None:
         """The limit holds; nothing is in use that nobody answers for."""

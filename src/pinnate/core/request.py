@@ -90,6 +90,7 @@ class Sequence:
     seq_id: int  # unique in this engine's life
     request: Request
     index: int  # which of the request's n choices
+    arrival: int = 0  # number of its request in order of arrival
     token_ids: array[int] = field(default_factory=lambda: array("i"))
     page_table: array[int] = field(default_factory=lambda: array("i"))
     window_tables: tuple[array[int], ...] = ()  # null page where a page fell out of the window

@@ -6,7 +6,6 @@ first), and what is cached. Must not know: pages, budgets, the running batch. A 
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final, Protocol
@@ -48,14 +47,6 @@ def lpm(waiting: list[Sequence], facts: QueueFacts) -> Iterable[Sequence]:
         return seq.request.priority, not leads, 0 if leads else -facts.cached_tokens(seq)
 
     return sorted(waiting[:QUEUE_WINDOW], key=key)  # stable: equal keys stay in order of arrival
-
-
-def split_background(sequences: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
-    """Live and background ones, of a list that is sorted by priority first."""
-    if not sequences or not sequences[-1].request.is_background:
-        return sequences, []
-    first = bisect_left(sequences, True, key=lambda seq: seq.request.is_background)
-    return sequences[:first], sequences[first:]
 
 
 POLICIES: Final[Mapping[str, Policy]] = MappingProxyType({"fcfs": fcfs, "lpm": lpm})

@@ -24,7 +24,6 @@ Knows: who runs, who waits, and why. Must not know: what a page contains, how a 
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Iterable
 from itertools import islice
 
@@ -52,8 +51,8 @@ from pinnate.scheduler.policy import (
     POLICIES,
     PROMPT_TOKENS_BESIDE_DECODES,
     QUEUE_WINDOW,
-    split_background,
 )
+from pinnate.scheduler.queues import Queues, split_background
 from pinnate.scheduler.state import COUNTERS, RequestState, StopFinder
 
 
@@ -83,9 +82,7 @@ class Scheduler:
         self._limits = Limits(max_num_seqs, max_num_batched_tokens, max_model_len, max_num_queued_reqs)
         self._admission = AdmissionControl(cache, self._limits)
         self._states: dict[str, RequestState] = {}  # every live request
-        self._running: list[Sequence] = []  # sorted by _rank: the first to have pages, the last to be preempted
-        self._running_ids: dict[int, Sequence] = {}
-        self._waiting: list[Sequence] = []  # sorted by _place: in order of arrival, preempted ones first
+        self._queues = Queues()
         self._started: list[str] = []
         self._step_underway = False
         self._num_requests = 0
@@ -105,8 +102,9 @@ class Scheduler:
         if request.request_id in self._states:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use", param="request_id")
         self._admission.refuse_impossible(request)
-        if not request.is_background and self._num_live_waiting() >= self._limits.max_num_queued_reqs:
-            raise QueueFullError(f"{self._num_live_waiting()} requests are waiting already; try again later")
+        waiting = self._queues.num_live_waiting
+        if not request.is_background and waiting >= self._limits.max_num_queued_reqs:
+            raise QueueFullError(f"{waiting} requests are waiting already; try again later")
         self._num_requests += 1
         state = RequestState.of(request, self._num_requests, self._find_stops)
         self._states[request.request_id] = state
@@ -115,7 +113,7 @@ class Scheduler:
         seq.matcher = only_allowed(matcher, request.sampling.allowed_token_ids)
         if state.beams is not None:
             state.beams.sequences = [seq]
-        insort(self._waiting, seq, key=self._place)
+        self._queues.wait(seq)
 
     def abort(self, request_ids: Iterable[str], index: int | None = None) -> list[TokenOutput]:
         """Ends requests, or one choice of each, wherever they are. Unknown ids and ended choices are ignored."""
@@ -132,7 +130,7 @@ class Scheduler:
         return started
 
     def has_work(self) -> bool:
-        return bool(self._running or self._waiting)
+        return bool(self._queues.running or self._queues.waiting)
 
     # ------------------------------------------------------------------ the next step
 
@@ -140,7 +138,7 @@ class Scheduler:
         """Chooses what the next step computes. None: nothing to do."""
         self._cache.tiers.poll()
         step = StepDraft(self._limits.max_num_batched_tokens)
-        live, background = split_background(self._running)
+        live, background = split_background(self._queues.running)
         self._advance(step, live)
         if background:
             self._admit(step, live_only=True)
@@ -148,7 +146,7 @@ class Scheduler:
                 step.budget = min(step.budget, BACKGROUND_TOKENS_BESIDE_LIVE)
             self._advance(step, background)
         if step.is_empty:  # all that run are beams that wait for a sibling: they must not keep its place from it
-            for seq in list(self._running):
+            for seq in list(self._queues.running):
                 self._run_short(seq)
         if step.is_empty or not step.num_preempted:
             self._admit(step)
@@ -177,7 +175,7 @@ class Scheduler:
         if num_tokens == 0 or seq.status is not RequestStatus.RUNNING:
             return
         while not self._cache.allocate(seq, num_tokens):
-            victim = next(s for s in reversed(self._running) if s.seq_id not in step.scheduled)
+            victim = next(s for s in reversed(self._queues.running) if s.seq_id not in step.scheduled)
             self._run_short(victim)
             step.num_preempted += 1
             if victim is seq:
@@ -191,7 +189,7 @@ class Scheduler:
             self._admission.on_preemption()
 
     def _preempt(self, seq: Sequence) -> None:
-        self._stop_running(seq)
+        self._queues.stop(seq)
         self._cache.tiers.preempt(seq)
         self._cache.release(seq)
         seq.num_computed_tokens = 0
@@ -209,29 +207,29 @@ class Scheduler:
         One whose prefix a running sequence is just computing, or whose pages come from a tier, waits for that and lets
         others pass. `live_only`: running background sequences, of which none is in the step yet, make room.
         """
-        if not self._waiting or not step.budget:
+        if not self._queues.waiting or not step.budget:
             return
-        live, _ = split_background(self._running)
+        live, _ = split_background(self._queues.running)
         free_seqs = self.num_free_seqs()
-        holders = live if live_only else self._running
+        holders = live if live_only else self._queues.running
         reserved = sum(self._admission.demand(seq, self._num_choices(seq)) for seq in holders)
-        for seq in list(islice(self._policy(self._waiting, self), QUEUE_WINDOW)):
+        for seq in list(islice(self._policy(self._queues.waiting, self), QUEUE_WINDOW)):
             state = self._states[seq.request.request_id]
             if not step.budget or (seq.request.is_background if live_only else state.num_choices > free_seqs):
                 return
             limit = state.match_limit(seq)
             match = self._cache.match(seq, limit)
             # A live request does not wait for background work, which may stand still for it.
-            peers = self._running if seq.request.is_background else live
+            peers = self._queues.running if seq.request.is_background else live
             if self._cache.enable_prefix_caching and prefix_is_underway(
                 seq, limit, match, peers, worth=self._cache.page_size
             ):
                 continue
             while not self._has_room(seq, state, match, free_seqs, reserved):
-                if not (live_only and self._running and self._running[-1].request.is_background):
+                if not (live_only and self._queues.running and self._queues.running[-1].request.is_background):
                     return
-                free_seqs += self._num_choices(self._running[-1])
-                self._preempt(self._running[-1])
+                free_seqs += self._num_choices(self._queues.running[-1])
+                self._preempt(self._queues.running[-1])
                 match = self._cache.match(seq, limit)  # the tree has changed
             if not self._cache.tiers.fetch(seq, match, limit):
                 self._start(step, seq, state, match)
@@ -242,14 +240,12 @@ class Scheduler:
         if state.num_choices > free_seqs:
             return False
         # If nothing holds pages, the first one starts: it was refused at the door unless it fits alone.
-        is_alone = not self._running and not self._cache.tiers.is_loading
+        is_alone = not self._queues.running and not self._cache.tiers.is_loading
         return is_alone or self._admission.has_room(seq, state.num_choices, match, reserved)
 
     def _start(self, step: StepDraft, seq: Sequence, state: RequestState, match: PrefixMatch) -> None:
-        place = self._waiting.index(seq)
-        for earlier in self._waiting[:place]:
+        for earlier in self._queues.leave(seq):
             self._states[earlier.request.request_id].overtaken += 1
-        del self._waiting[place]
         if seq.request.cache_report and not state.admitted:
             state.cache_report = self._explain(seq, state, match)
         seq.num_computed_tokens = self._cache.adopt(seq, match)
@@ -263,7 +259,7 @@ class Scheduler:
             if self._cache.enable_prefix_caching and not state.scores_needed:
                 self._totals["prefix_cache_queries"] += seq.num_prompt_tokens
             self._totals["prefix_cache_hits"] += seq.num_cached_tokens
-        self._start_running(seq)
+        self._queues.start(seq)
         self._continue(step, seq)
 
     def _explain(self, seq: Sequence, state: RequestState, match: PrefixMatch) -> CacheReport | None:
@@ -280,7 +276,7 @@ class Scheduler:
         drawn = 0
         for part in output.sequences:
             first, drawn = drawn, drawn + len(part.samples)
-            seq = self._running_ids.get(part.seq_id)
+            seq = self._queues.find_running(part.seq_id)
             if seq is None:
                 continue  # aborted while the step ran
             state = self._states[seq.request.request_id]
@@ -307,7 +303,7 @@ class Scheduler:
         """The step went wrong: its requests end with an error, the others go on."""
         outputs: list[TokenOutput] = []
         for part in output.sequences:
-            seq = self._running_ids.get(part.seq_id)
+            seq = self._queues.find_running(part.seq_id)
             if seq is not None:
                 state = self._states[seq.request.request_id]
                 outputs += self._end_choices(state, None, FinishReason.ERROR, message)
@@ -354,12 +350,12 @@ class Scheduler:
         if runs:
             child.num_computed_tokens = parent.num_computed_tokens
             self._cache.fork(parent, child)
-            self._start_running(child)
+            self._queues.start(child)
         return child
 
     def wait_again(self, seq: Sequence) -> None:
         seq.status = RequestStatus.PREEMPTED
-        insort(self._waiting, seq, key=self._place)
+        self._queues.wait(seq)
 
     def drop(self, seq: Sequence) -> None:
         """Ends a beam that nothing continues; only its whole pages stay cached."""
@@ -396,11 +392,11 @@ class Scheduler:
 
     def _end(self, seq: Sequence, state: RequestState, reason: FinishReason, *, keep: bool = True) -> None:
         if seq.status is RequestStatus.RUNNING:
-            self._stop_running(seq)
+            self._queues.stop(seq)
             # While a step is under way its copies may not have run: what is not in the tree yet is forgotten.
             self._cache.release(seq, keep=keep and not self._step_underway)
         elif seq.status is not RequestStatus.PARKED:
-            self._waiting.remove(seq)
+            self._queues.leave(seq)
             self._cache.tiers.forget(seq)
         seq.status = RequestStatus.FINISHED
         seq.finish_reason = reason
@@ -417,34 +413,15 @@ class Scheduler:
 
     def _new_sequence(self, state: RequestState, index: int) -> Sequence:
         self._num_sequences += 1
-        seq = Sequence(self._num_sequences, state.request, index)
+        seq = Sequence(self._num_sequences, state.request, index, state.number)
         state.sequences.append(seq)
         return seq
-
-    def _start_running(self, seq: Sequence) -> None:
-        seq.status = RequestStatus.RUNNING
-        self._running_ids[seq.seq_id] = seq
-        insort(self._running, seq, key=self._rank)
-
-    def _stop_running(self, seq: Sequence) -> None:
-        del self._running_ids[seq.seq_id]
-        self._running.remove(seq)
-
-    def _rank(self, seq: Sequence) -> tuple[int, int, int]:
-        return seq.request.priority, self._states[seq.request.request_id].number, seq.index
-
-    def _place(self, seq: Sequence) -> tuple[int, bool, int, int]:
-        priority, number, index = self._rank(seq)
-        return priority, seq.status is not RequestStatus.PREEMPTED, number, index
 
     def _num_choices(self, seq: Sequence) -> int:
         return self._states[seq.request.request_id].num_choices
 
-    def _num_live_waiting(self) -> int:
-        return len(split_background(self._waiting)[0])
-
     def num_free_seqs(self) -> int:
-        return self._limits.max_num_seqs - sum(self._num_choices(seq) for seq in self._running)
+        return self._limits.max_num_seqs - sum(self._num_choices(seq) for seq in self._queues.running)
 
     def cached_tokens(self, seq: Sequence) -> int:
         """For policies: how many tokens of a waiting sequence are cached."""
@@ -465,8 +442,8 @@ class Scheduler:
     def stats(self) -> EngineStats:
         """The gauges and counters that the scheduler and the cache know; the others have their defaults."""
         return EngineStats(
-            num_running=len(self._running),
-            num_waiting=len(self._waiting),
+            num_running=len(self._queues.running),
+            num_waiting=len(self._queues.waiting),
             num_pages=self._cache.num_pages,
             num_free_pages=self._cache.num_free_pages,
             num_cached_pages=self._cache.num_cached_pages,

@@ -97,7 +97,7 @@ def test_slots_are_counted_once_however_many_share_them() -> None:
         seq = Sequence(number, request, number, page_table=array("i", table), status=RequestStatus.RUNNING)
         seq.num_computed_tokens = (40, 49)[number]
         seq.token_ids.extend([1] * 50)
-        scheduler._running.append(seq)
+        scheduler._queues.running.append(seq)
     step = SchedulerOutput((ScheduledSequence(1, 49, array("i", [1]), array("i", tables[1])),))
     occupancy = allocation_pass.Occupancy(8 * 16)
     occupancy.sample(scheduler, step)

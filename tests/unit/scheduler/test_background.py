@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pinnate.core.request import BACKGROUND_PRIORITY, Sequence
-from pinnate.scheduler.policy import BACKGROUND_TOKENS_BESIDE_LIVE, split_background
+from pinnate.scheduler.policy import BACKGROUND_TOKENS_BESIDE_LIVE
+from pinnate.scheduler.queues import split_background
 from tests.unit.scheduler.helpers import Engine, make_request
 
 POLICIES = pytest.mark.parametrize("policy", ["fcfs", "lpm"])
@@ -23,7 +24,7 @@ def add_background(engine: Engine, count: int, size: int = 9, max_tokens: int = 
 def scheduled(engine: Engine) -> dict[str, int]:
     """Tokens of each request in the latest step."""
     assert engine.output is not None
-    names = {seq.seq_id: seq.request.request_id for seq in engine.scheduler._running}
+    names = {seq.seq_id: seq.request.request_id for seq in engine.scheduler._queues.running}
     return {names[part.seq_id]: len(part.token_ids) for part in engine.output.sequences if part.seq_id in names}
 
 

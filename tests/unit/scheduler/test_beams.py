@@ -45,7 +45,7 @@ class BeamEngine(Engine):
         self.outputs += outputs
 
     def tables(self) -> list[list[int]]:
-        return [list(seq.page_table) for seq in self.scheduler._running]
+        return [list(seq.page_table) for seq in self.scheduler._queues.running]
 
 
 def even(_position: int, _before: int) -> dict[int, float]:
@@ -119,8 +119,8 @@ def test_beams_die_and_their_pages_are_free_at_once() -> None:
     engine.step()  # each writes position 9 into a page of its own, then all go on from the first
     assert engine.scheduler.stats().num_free_pages == 64 - 3
     assert len({tuple(table) for table in engine.tables()}) == 1
-    assert sorted(seq.index for seq in engine.scheduler._running) == [0, 1, 2, 3]
-    assert [seq.token_ids[-2:].tolist() for seq in engine.scheduler._running] == [[1, 1], [1, 2], [1, 3], [1, 4]]
+    assert sorted(seq.index for seq in engine.scheduler._queues.running) == [0, 1, 2, 3]
+    assert [seq.token_ids[-2:].tolist() for seq in engine.scheduler._queues.running] == [[1, 1], [1, 2], [1, 3], [1, 4]]
 
 
 def test_the_saving_is_counted() -> None:
@@ -233,12 +233,12 @@ def test_a_preempted_beam_holds_the_search_up_and_changes_nothing() -> None:
     calm.run()
     engine.step()
     engine.step()
-    victim = engine.scheduler._running[1]
+    victim = engine.scheduler._queues.running[1]
     engine.scheduler._preempt(victim)
     assert victim.status is RequestStatus.PREEMPTED
     engine.step()
     assert engine.sizes() == [1, 1, 1]  # it starts again at once: only its last token was lost
-    engine.scheduler._preempt(engine.scheduler._running[0])
+    engine.scheduler._preempt(engine.scheduler._queues.running[0])
     engine.scheduler.flush_cache()
     engine.run()
     assert engine.tokens == calm.tokens
@@ -252,7 +252,7 @@ def test_beams_in_several_steps_wait_for_each_other_and_may_be_parked() -> None:
     engine.step()
     engine.step()  # two of the three
     assert engine.sizes() == [1, 1]
-    waiting = engine.scheduler._running[0]
+    waiting = engine.scheduler._queues.running[0]
     engine.scheduler._preempt(waiting)
     assert waiting.status is RequestStatus.PARKED
     assert engine.scheduler.stats().num_waiting == 0  # it has nothing to compute

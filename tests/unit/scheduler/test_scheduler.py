@@ -125,7 +125,7 @@ def test_scores_survive_preemption() -> None:
     engine.add("a", list(range(1, 10)), prompt_logprobs=0, max_tokens=1)
     engine.step()
     engine.step()
-    victim = engine.scheduler._running[0]
+    victim = engine.scheduler._queues.running[0]
     engine.scheduler._preempt(victim)
     engine.scheduler.flush_cache()
     (starts, outputs) = ([], [])
@@ -253,7 +253,7 @@ def test_preemption_takes_the_last_and_its_work_is_found_again() -> None:
     while not engine.scheduler.stats().preemptions:
         assert len(engine.sizes()) == 2
         engine.step()
-    (kept,) = engine.scheduler._running
+    (kept,) = engine.scheduler._queues.running
     assert kept.request.request_id == "a"
     assert engine.scheduler.stats().new_token_ratio > 0.0
     engine.run()
@@ -270,7 +270,7 @@ def test_a_scheduled_sequence_is_never_preempted_in_its_step() -> None:
     while not engine.scheduler.stats().preemptions:
         engine.step()
         assert engine.sizes()[0] == 1
-    assert [seq.request.request_id for seq in engine.scheduler._waiting] == ["prompt"]
+    assert [seq.request.request_id for seq in engine.scheduler._queues.waiting] == ["prompt"]
     assert engine.sizes() == [1]
     engine.run()
     assert engine.tokens == {("decoding", 0): [100] * 12, ("prompt", 0): [100]}
@@ -282,10 +282,10 @@ def test_preempted_sequences_start_again_before_new_ones() -> None:
     engine.add("b", [3, 4])
     engine.step()
     engine.add("c", [5, 6])
-    engine.scheduler._preempt(engine.scheduler._running[1])
-    assert [seq.request.request_id for seq in engine.scheduler._waiting] == ["b", "c"]
+    engine.scheduler._preempt(engine.scheduler._queues.running[1])
+    assert [seq.request.request_id for seq in engine.scheduler._queues.waiting] == ["b", "c"]
     engine.step()
-    assert [seq.request.request_id for seq in engine.scheduler._running] == ["a", "b"]
+    assert [seq.request.request_id for seq in engine.scheduler._queues.running] == ["a", "b"]
 
 
 def test_lower_priority_values_go_first() -> None:
