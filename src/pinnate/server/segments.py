@@ -62,7 +62,8 @@ class Segments:
         """The rest. White space is a segment only if it is all there was."""
         steps = self._take(self._parser.finish())
         if not self._has_begun and self._held:
-            steps += [*self._begin(Begin("text")), More(self._held)]
+            held = self._held
+            steps += [*self._begin(Begin("text")), More(held)]
         if self._open is not None:
             steps.append(End())
         return steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
@@ -10,11 +11,16 @@ import pydantic
 
 def strict(kind: Any, value: Any, ours: frozenset[str] = frozenset()) -> Any:
     """`value` as `kind`: types right, all required there, no unknown member at any depth but those of `ours`."""
-    adapter = pydantic.TypeAdapter(kind)
+    adapter = _adapter(kind)
     parsed = adapter.validate_json(json.dumps(value), strict=True)
     assert adapter.dump_python(parsed, mode="json", by_alias=True, exclude_unset=True) == value
     _no_extras(parsed, "", ours)
     return parsed
+
+
+@functools.cache
+def _adapter(kind: Any) -> pydantic.TypeAdapter[Any]:
+    return pydantic.TypeAdapter(kind)
 
 
 def _no_extras(value: Any, at: str, ours: frozenset[str]) -> None:

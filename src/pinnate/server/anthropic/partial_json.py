@@ -32,18 +32,18 @@ def complete(text: str) -> str:
         return text[:end] + '"' + scan.closers()
     if scan.is_value_end(text):
         return text + scan.closers()
-    return text[: scan.safe_end] + scan.safe_closers
+    return text[: scan.safe_end] + scan.closers()
 
 
 def _decode(text: str) -> Any:
     try:
         return msgspec.json.decode(text)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return None
 
 
 class _Scan:
-    """Where the scanner is. `safe_end` is the end of a prefix that `safe_closers` completes."""
+    """Where the scanner is. `safe_end` is the end of a prefix that `closers` completes: each bracket moves it."""
 
     def __init__(self) -> None:
         self.stack: list[str] = []
@@ -51,7 +51,6 @@ class _Scan:
         self.is_key = False
         self.escape_start: int | None = None  # of an escape that is not whole yet
         self.safe_end = 0
-        self.safe_closers = ""
         self._expects_key = False
 
     def step(self, place: int, char: str) -> None:
@@ -62,14 +61,14 @@ class _Scan:
         elif char in "{[":
             self.stack.append(char)
             self._expects_key = char == "{"
-            self._mark(place + 1)
+            self.safe_end = place + 1
         elif char in "}]":
-            self.stack = self.stack[:-1]
+            del self.stack[-1:]
             self._expects_key = False
-            self._mark(place + 1)
+            self.safe_end = place + 1
         elif char == ",":
             self._expects_key = bool(self.stack) and self.stack[-1] == "{"
-            self._mark(place)
+            self.safe_end = place
         elif char == ":":
             self._expects_key = False
 
@@ -90,7 +89,4 @@ class _Scan:
         elif char == '"':
             self.in_string = False
             if not self.is_key:
-                self._mark(place + 1)
-
-    def _mark(self, end: int) -> None:
-        self.safe_end, self.safe_closers = end, self.closers()
+                self.safe_end = place + 1

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from pinnate.core.errors import InvalidRequestError, UnsupportedError
 from pinnate.server import chat
 from pinnate.server.anthropic.blocks import Conversation
-from pinnate.server.body import FieldNotes, convert
+from pinnate.server.body import FieldNotes, FieldWarning, convert
 from pinnate.server.field_names import Renames, renamed
 from pinnate.server.generation import Job
 from pinnate.server.params import check_model
@@ -32,13 +32,14 @@ from pinnate.server.protocol.anthropic import (
     ToolChoiceParam,
     ToolParam,
 )
+from pinnate.server.rendering import chat_formats
 from pinnate.server.state import ServerState
 
 if TYPE_CHECKING:
     from pinnate.engine.async_engine import AsyncEngine
 
 MIN_THINKING_BUDGET = 1024
-EFFORTS = ("low", "medium", "high", "xhigh", "max")
+EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh", "max": "xhigh"}  # a chat's words
 
 RENAMES: Renames = (
     (r"\bresponse_format(?:\.json_schema)?\b", "output_config.format"),
@@ -108,9 +109,11 @@ async def _chat_job(
         **_tools(request, notes),
         **_output(request, notes),
     }
-    template: dict[str, Any] = _thinking(request, notes)
-    if template:
-        chat_fields["chat_template_kwargs"] = template
+    thinks = _thinking(request, notes)
+    if thinks is not None:
+        chat_fields["chat_template_kwargs"] = {"enable_thinking": thinks}
+        if thinks and chat_formats(state, engine).reasoning is None:
+            notes.warnings.append(FieldWarning("thinking", "thinking: the model does not think; it has no effect"))
     if conversation.ends_with_assistant:
         chat_fields["continue_final_message"] = True
     with renamed(RENAMES, conversation.origins):
@@ -146,20 +149,20 @@ def _tools(request: CountTokensRequest, notes: FieldNotes) -> dict[str, Any]:
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def _thinking(request: CountTokensRequest, notes: FieldNotes) -> dict[str, Any]:
-    """Variables of the chat template. Not given, or `adaptive`: what the template does by itself.
+def _thinking(request: CountTokensRequest, notes: FieldNotes) -> bool | None:
+    """Whether the chat template shall let the model think. None, not given or `adaptive`: what it does by itself.
 
     There is no budget: a model stops thinking when it does, or at max_tokens.
     """
     if not request.thinking:
-        return {}
+        return None
     thinking = convert(_given(request.thinking), ThinkingParam, at="thinking", notes=notes)
     if thinking.type not in ("enabled", "disabled", "adaptive"):
         raise UnsupportedError("thinking.type must be enabled, disabled or adaptive", param="thinking.type")
     if thinking.display != "summarized":
         raise UnsupportedError("thinking.display is not supported, thinking is always shown", param="thinking.display")
     if thinking.type == "adaptive":
-        return {}
+        return None
     if thinking.type == "enabled":
         budget = thinking.budget_tokens
         if budget is None:
@@ -170,7 +173,7 @@ def _thinking(request: CountTokensRequest, notes: FieldNotes) -> dict[str, Any]:
                 f"thinking.budget_tokens must be at least {MIN_THINKING_BUDGET} and less than max_tokens, got {budget}",
                 param="thinking.budget_tokens",
             )
-    return {"enable_thinking": thinking.type == "enabled"}
+    return thinking.type == "enabled"
 
 
 def _output(request: CountTokensRequest, notes: FieldNotes) -> dict[str, Any]:
@@ -181,7 +184,7 @@ def _output(request: CountTokensRequest, notes: FieldNotes) -> dict[str, Any]:
             raise InvalidRequestError(
                 f"output_config.effort must be one of {', '.join(EFFORTS)}", param="output_config.effort"
             )
-        fields["reasoning_effort"] = config.effort
+        fields["reasoning_effort"] = EFFORTS[config.effort]
     if config.format is not None:
         schema = config.format.get("schema")
         if config.format.get("type") != "json_schema" or not isinstance(schema, dict):

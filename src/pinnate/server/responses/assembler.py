@@ -178,6 +178,7 @@ class Assembler:
                 content_index=UNSET if is_call else 0,
                 text=UNSET if is_call else text,
                 arguments=text if is_call else UNSET,
+                name=grown.item.name if isinstance(grown.item, FunctionCall) else UNSET,
                 logprobs=_in_events(grown.logprobs) if grown.kind == "output_text" else UNSET,
             )
         ]

@@ -142,6 +142,9 @@ def to_messages(items: Iterable[tuple[str, Item]]) -> tuple[list[dict[str, Any]]
     conversation = _Conversation()
     for place, item in items:
         conversation.add(place, item)
+    for message in conversation.messages:
+        if "tool_calls" not in message:  # a turn that ended while the model was still thinking
+            message.setdefault("content", "")
     return conversation.messages, conversation.origins
 
 

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 MAX_METADATA = 16
 MAX_METADATA_KEY = 64
 MAX_METADATA_VALUE = 512
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 RENAMES: Renames = (
     (r"\bmax_(?:completion_)?tokens\b", "max_output_tokens"),
@@ -179,8 +178,6 @@ def _reasoning(request: ResponsesRequest, notes: FieldNotes) -> ReasoningOptions
     """`summary` is accepted: the reasoning's own text is given, which says more."""
     given = {name: value for name, value in request.reasoning.items() if value is not None}
     options = convert(given, ReasoningOptions, at="reasoning", notes=notes)
-    if options.effort is not None and options.effort not in EFFORTS:
-        raise InvalidRequestError(f"reasoning.effort must be one of {', '.join(EFFORTS)}", param="reasoning.effort")
     for name in ("summary", "generate_summary"):
         if getattr(options, name) not in (None, "auto", "concise", "detailed"):
             raise InvalidRequestError(f"reasoning.{name} must be auto, concise or detailed", param=f"reasoning.{name}")

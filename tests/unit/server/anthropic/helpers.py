@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import anthropic.types as types
+import jiter
 from anthropic.types.shared import ErrorResponse
 
 from tests.unit.server.conftest import Answer
@@ -58,11 +59,20 @@ def joined(seen: list[Any]) -> dict[str, Any]:
         elif event.type == "content_block_delta":
             _grow(whole["content"][event.index], event.delta, pieces)
         elif event.type == "content_block_stop" and whole["content"][event.index]["type"] == "tool_use":
-            whole["content"][event.index]["input"] = json.loads("".join(pieces) or "{}")
+            whole["content"][event.index]["input"] = _input("".join(pieces))
         elif event.type == "message_delta":
             whole |= event.delta.model_dump(mode="json", exclude_unset=True)
             whole["usage"] |= event.usage.model_dump(mode="json", exclude_unset=True)
     return whole
+
+
+def _input(text: str) -> Any:
+    """As the client reads it, which knows that it may have been cut."""
+    try:
+        found = jiter.from_json(text.encode(), partial_mode="trailing-strings")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _grow(block: dict[str, Any], delta: Any, pieces: list[str]) -> None:
