@@ -85,7 +85,7 @@ class HybridExecutor(ModelExecutor):
                 for page in {table[logical] for logical in pages}:
                     assert page not in written, "a page is written twice"
                     written[page] = part.seq_id
-        for seq in self.scheduler._running_ids.values():
+        for seq in self.scheduler._queues._running_ids.values():
             for table in (seq.page_table, *seq.window_tables):
                 assert all(written.get(page, seq.seq_id) == seq.seq_id for page in table), "written while another reads"
 

@@ -79,7 +79,7 @@ class ModelExecutor:
     def execute(self, output: SchedulerOutput, budget: int) -> StepResult:
         assert 0 < output.num_tokens <= budget
         self.memory.copy(output.copies)
-        running = self.scheduler._running_ids
+        running = self.scheduler._queues._running_ids
         written: dict[int, int] = {}
         for part in output.sequences:
             page_size = self.memory.page_size

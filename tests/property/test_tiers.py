@@ -222,7 +222,7 @@ class TieredSession(Session):
         """The limit holds; nothing is in use that nobody answers for."""
         usage = self.tier.usage()
         assert usage.num_bytes <= usage.max_bytes
-        assert all(seq_id > FIRST_LOAD_ID for seq_id in self.scheduler._running_ids)
+        assert all(seq_id > FIRST_LOAD_ID for seq_id in self.scheduler._queues._running_ids)
 
     def check_ended(self) -> None:
         ended = [request for request in self.accepted if request.request_id not in self.scheduler._states]
