@@ -17,9 +17,10 @@ from pinnate.cli.arguments import add_flag
 from pinnate.core.config import Environment
 from pinnate.core.errors import ConfigError
 from pinnate.core.logs import LOG_FORMATS
+from pinnate.server.settings import METRICS_COMPAT
 
 _LOG_LEVELS = ("debug", "info", "warning", "error")
-_PLAIN = ("ssl_certfile", "ssl_keyfile", "access_log", "log_level", "log_format")
+_PLAIN = ("ssl_certfile", "ssl_keyfile", "access_log", "log_level", "log_format", "metrics_compat")
 HIDDEN = argparse.SUPPRESS
 
 
@@ -48,6 +49,7 @@ def add_log_arguments(group: argparse._ActionsContainer) -> None:
             spelling, action="store_const", const=False, dest="access_log", default=argparse.SUPPRESS, help=HIDDEN
         )
     add_flag(group, "--log-level", choices=_LOG_LEVELS, metavar="LEVEL", help=", ".join(_LOG_LEVELS))
+    add_flag(group, "--metrics-compat", choices=METRICS_COMPAT, help=HIDDEN)
     add_flag(group, "--log-format", choices=LOG_FORMATS, help=HIDDEN)
 
 

@@ -53,6 +53,14 @@ class CacheReport(msgspec.Struct, frozen=True, array_like=True):
     num_tier_tokens: int = 0  # of the cached ones, how many were loaded from a tier below the KV pool
 
 
+class RequestTiming(msgspec.Struct, frozen=True, array_like=True):
+    """Seconds, by the engine's clock: from a request's arrival there to its first step, and from then to its first
+    token. The second is None of a beam search, whose tokens come all together."""
+
+    queue_seconds: float
+    prefill_seconds: float | None = None
+
+
 class TokenOutput(msgspec.Struct, frozen=True, array_like=True):
     """What one choice of one request got in this step."""
 
@@ -67,6 +75,7 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True):
     error: str | None = None  # with FinishReason.ERROR
     cache_report: CacheReport | None = None  # with the first output of a request that asks for it
     score: float | None = None  # of a beam search's hypothesis
+    timing: RequestTiming | None = None  # with the first output of a request
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +103,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     swaps: int = 0  # preempted sequences whose pages went to the tier
     forced_tokens: int = 0  # of structured outputs, appended without being drawn; part of generation_tokens
     steps: int = 0
+    step_tokens: int = 0  # computed in the latest step
     execute_seconds: float = 0.0  # inside the executor
     step_seconds: float = 0.0  # whole steps, execution included
     new_token_ratio: float = 0.0

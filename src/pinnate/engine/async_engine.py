@@ -71,6 +71,7 @@ class AsyncEngine:
         self._rng: random.Random = random.SystemRandom() if seed is None else random.Random(seed)
         self._draining = False
         self.grammars = GrammarChecker(self._vocabulary)
+        self._on_stats: Callable[[EngineStats], None] | None = None
         self._state: State = "restarting"
         self._become_ready(info)
         self._supervisor = asyncio.create_task(self._supervise(), name="engine-supervisor")
@@ -135,6 +136,10 @@ class AsyncEngine:
     def stats(self) -> EngineStats:
         """As of the engine's latest step."""
         return self._stats
+
+    def listen(self, on_stats: Callable[[EngineStats], None]) -> None:
+        """`on_stats` gets the stats of every step, and those of each new engine before its first. It must be quick."""
+        self._on_stats = on_stats
 
     async def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
         if len(text) <= THREAD_CHARACTERS:
@@ -245,8 +250,13 @@ class AsyncEngine:
         self._info = info
         eos = dict.fromkeys((*self.tokenizer.eos_token_ids, *info["eos_token_ids"]))
         self._admission = Admission(Limits.from_info(info), tuple(eos), self._rng)
-        self._stats = EngineStats(num_pages=info["num_pages"], num_free_pages=info["num_pages"])
+        self._take_stats(EngineStats(num_pages=info["num_pages"], num_free_pages=info["num_pages"]))
         self._state = "ready"
+
+    def _take_stats(self, stats: EngineStats) -> None:
+        self._stats = stats
+        if self._on_stats is not None:
+            self._on_stats(stats)
 
     def _abort(self, wire_id: str, error: PinnateError | None) -> None:
         if self._open.end(wire_id, error) and self._state == "ready":
@@ -290,7 +300,7 @@ class AsyncEngine:
         while True:
             message = await self._client.receive()
             if isinstance(message, StepOutputs):
-                self._stats = message.stats
+                self._take_stats(message.stats)
                 self._open.start(message.started)
                 for abort in self._open.deliver(message.outputs):
                     self._client.send(abort)

@@ -228,6 +228,7 @@ def _info(config: EngineConfig, model: LoadedModel, plan: Plan, executor: Execut
         "eos_token_ids": list(model.config.eos_token_ids),
         "num_pages": plan.num_pages.value,
         "page_size": config.page_size,
+        "enable_prefix_caching": config.enable_prefix_caching,
         "pinnable_pages": plan.pinnable_pages,
         "page_needs": msgspec.to_builtins(plan.needs),
         "kv_tokens": plan.needs.fitting_tokens(plan.num_pages.value),

@@ -83,6 +83,7 @@ class EngineCore:
         self._failures = 0  # failed steps in a row
         self._execute_seconds = 0.0
         self._step_seconds = 0.0
+        self._step_tokens = 0
 
     @property
     def scheduler(self) -> Scheduler:
@@ -123,6 +124,7 @@ class EngineCore:
             num_waiting=stats.num_waiting + (0 if self._grammars is None else len(self._grammars)),
             execute_seconds=self._execute_seconds,
             step_seconds=self._step_seconds,
+            step_tokens=self._step_tokens,
         )
 
     def close(self) -> None:
@@ -148,8 +150,9 @@ class EngineCore:
         finally:
             seconds = perf_counter() - started
             self._execute_seconds += seconds
+            self._step_tokens = batch.num_tokens
             if self._tiers is not None:
-                self._tiers.note_step(batch.num_tokens, seconds)
+                self._tiers.note_step(self._step_tokens, seconds)
         self._failures = 0
         return self._scheduler.update(batch, result)
 

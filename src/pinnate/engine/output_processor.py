@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from pinnate.core.batch import TokenLogprobs
 from pinnate.core.errors import EngineError
-from pinnate.core.messages import CacheReport, TokenOutput
+from pinnate.core.messages import CacheReport, RequestTiming, TokenOutput
 from pinnate.core.request import FinishReason, Request
 from pinnate.text.detokenizer import IncrementalDetokenizer
 from pinnate.text.stop import StopMatcher
@@ -35,6 +35,7 @@ class OutputDelta:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     cache_report: CacheReport | None = None
     score: float | None = None  # of a beam search's hypothesis, which comes whole
+    timing: RequestTiming | None = None  # with the request's first delta
 
     def merged_with(self, later: OutputDelta) -> OutputDelta:
         """One delta in place of two of the same choice."""
@@ -49,6 +50,7 @@ class OutputDelta:
             num_cached_tokens=max(self.num_cached_tokens, later.num_cached_tokens),
             prompt_logprobs=self.prompt_logprobs or later.prompt_logprobs,
             cache_report=self.cache_report or later.cache_report,
+            timing=self.timing or later.timing,
         )
 
 
@@ -132,6 +134,7 @@ class _Choice:
             prompt_logprobs=output.prompt_logprobs,
             cache_report=output.cache_report,
             score=output.score,
+            timing=output.timing,
         )
 
     def _text_of(self, token: int, output: TokenOutput) -> tuple[str, str | None]:

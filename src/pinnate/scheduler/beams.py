@@ -14,8 +14,10 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Listed
 from typing import ClassVar, Protocol
 
+import msgspec
+
 from pinnate.core.batch import Sample, TokenLogprobs
-from pinnate.core.messages import CacheReport, TokenOutput
+from pinnate.core.messages import CacheReport, RequestTiming, TokenOutput
 from pinnate.core.request import FinishReason, Request, RequestStatus, Sequence
 from pinnate.core.sampling import SamplingParams
 from pinnate.scheduler.beam_search import BeamRules, BeamSearch, Candidate, Hypothesis, StopScanner
@@ -121,11 +123,12 @@ class BeamGroup:
         num_cached_tokens: int,
         prompt_logprobs: list[TokenLogprobs | None] | None,
         cache_report: CacheReport | None,
+        timing: RequestTiming | None,
     ) -> list[TokenOutput]:
         """The end of every choice that is still waited for, the best hypothesis first. The first carries the prompt's
-        scores and the cache's report."""
+        scores, the cache's report and the timing."""
         first, complete = self.choices[0], self.search.complete
-        return [
+        outputs = [
             self._result(
                 index,
                 # Fewer hypotheses than choices: the vocabulary has no more of this length.
@@ -136,6 +139,7 @@ class BeamGroup:
             )
             for index in self.choices
         ]
+        return [msgspec.structs.replace(outputs[0], timing=timing), *outputs[1:]]
 
     def _result(
         self,

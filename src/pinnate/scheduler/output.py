@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
+from time import perf_counter
 
 import msgspec
 
 from pinnate.core.batch import Sample, ScheduledSequence, SchedulerOutput, StepResult, TokenLogprobs
-from pinnate.core.messages import TokenOutput
+from pinnate.core.messages import RequestTiming, TokenOutput
 from pinnate.core.request import FinishReason, Sequence
 from pinnate.scheduler.state import RequestState
 
@@ -154,7 +155,16 @@ def token_output(
         seq.num_cached_tokens,
         take_prompt_logprobs(state),
         cache_report=report,
+        timing=None if state.started is None else take_timing(state),
     )
+
+
+def take_timing(state: RequestState, *, whole: bool = False) -> RequestTiming | None:
+    """How long the request waited, and computed until its first token, once. `whole`: all its tokens come now."""
+    started, state.started = state.started, None
+    if started is None:
+        return None
+    return RequestTiming(started - state.arrived, None if whole else perf_counter() - started)
 
 
 def take_prompt_logprobs(state: RequestState) -> list[TokenLogprobs | None] | None:

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import islice
+from time import perf_counter
 
 from pinnate.core.batch import SchedulerOutput, StepResult, TokenLogprobs
 from pinnate.core.errors import GrammarError, InvalidRequestError, QueueFullError
@@ -44,6 +45,7 @@ from pinnate.scheduler.output import (
     ending_output,
     extend,
     take_prompt_logprobs,
+    take_timing,
     token_output,
 )
 from pinnate.scheduler.policy import (
@@ -251,7 +253,7 @@ class Scheduler:
         seq.num_computed_tokens = self._cache.adopt(seq, match)
         from_tier = self._cache.tiers.started(seq)
         if not state.admitted:
-            state.admitted = True
+            state.admitted, state.started = True, perf_counter()
             self._started.append(seq.request.request_id)
             state.cache_report = complete_report(state.cache_report, seq.num_computed_tokens, from_tier)
             seq.num_cached_tokens = state.num_cached_tokens = seq.num_computed_tokens
@@ -335,7 +337,8 @@ class Scheduler:
         beams.advance(self)
         if not beams.search.is_done:
             return []
-        outputs = beams.results(state.num_cached_tokens, take_prompt_logprobs(state), state.cache_report)
+        scores, timing = take_prompt_logprobs(state), take_timing(state, whole=True)
+        outputs = beams.results(state.num_cached_tokens, scores, state.cache_report, timing)
         self._totals["generation_tokens"] += sum(len(output.token_ids) for output in outputs)
         for seq in list(state.sequences):
             self._end(seq, state, FinishReason.STOP)

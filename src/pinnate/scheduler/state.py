@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from time import perf_counter
 
 from pinnate.core.batch import TokenLogprobs
 from pinnate.core.messages import CacheReport
@@ -43,6 +44,8 @@ class RequestState:
     cache_report: CacheReport | None = None  # until it is sent
     overtaken: int = 0  # how many later requests were admitted first
     num_cached_tokens: int = 0  # of the prompt, at first admission
+    arrived: float = field(default_factory=perf_counter)
+    started: float | None = None  # first admission, until it is told
     beams: BeamGroup | None = None
     bad_words: BadWords | None = None
 

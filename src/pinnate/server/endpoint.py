@@ -106,7 +106,6 @@ class GenerationEndpoint:
             abort(streams)
             self._state.running.remove(running)
             run.tally.close()
-            self._state.metrics.record_stats(engine.stats)
             with contextlib.suppress(RuntimeError):  # still running: it is being cancelled with this task
                 await run.outputs.aclose()
 

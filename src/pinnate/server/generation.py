@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from starlette.types import Receive
 
+from pinnate.core.messages import RequestTiming
 from pinnate.core.sampling import SamplingParams
 from pinnate.server.body import FieldWarning
 from pinnate.server.protocol.common import PromptTokensDetails, Usage
@@ -157,6 +158,8 @@ class Tally:
         self._state = state
         self._record = record
         self._first_token: float | None = None
+        self._timings: dict[int, RequestTiming] = {}  # by prompt
+        state.metrics.observe_params(job.shown or job.params)
         self._reasons: list[str] = []
         self._cached = [0] * len(job.prompts)
         self._seen: set[int] = set()  # prompts that have had a token
@@ -176,16 +179,26 @@ class Tally:
             self._cached[number] = max(self._cached[number], delta.num_cached_tokens)
             self._generated[key] = self._generated.get(key, 0) + len(delta.token_ids)
             if number not in self._seen:
-                self._seen.add(number)
-                self._first_token = self._first_token or now
-                metrics.time_to_first_token.observe(now - self._job.arrival)
-                metrics.request_prompt_tokens.observe(len(self._job.prompts[number].token_ids))
+                self._begin(number, delta, now)
             first, latest = self._times.get(key, (now, now))
             if key in self._times:
                 metrics.inter_token_latency.observe(now - latest)
             self._times[key] = (first, now)
             if delta.finish_reason is not None:
                 self._finish(key, str(delta.finish_reason), now)
+
+    def _begin(self, number: int, delta: OutputDelta, now: float) -> None:
+        """The first output of a prompt."""
+        self._seen.add(number)
+        self._first_token = self._first_token or now
+        metrics, timing = self._state.metrics, delta.timing
+        metrics.time_to_first_token.observe(now - self._job.arrival)
+        metrics.request_prompt_tokens.observe(len(self._job.prompts[number].token_ids))
+        if timing is not None:
+            self._timings[number] = timing
+            metrics.queue_time.observe(timing.queue_seconds)
+            if timing.prefill_seconds is not None:
+                metrics.prefill_time.observe(timing.prefill_seconds)
 
     def close(self) -> None:
         """At the end, however it came: choices that did not finish count as aborted."""
@@ -194,6 +207,8 @@ class Tally:
             for index in range(self._job.params.n):
                 if (number, index) not in self._finished:
                     self._finish((number, index), "abort", now)
+        if self._generated:
+            self._state.metrics.max_generation_tokens.observe(max(self._generated.values()))
         if self._record is not None:
             self._record.generations.append(self._facts())
 
@@ -206,6 +221,7 @@ class Tally:
     def _facts(self) -> Generation:
         job, usage = self._job, self.usage()
         decode = max((latest - first for first, latest in self._times.values()), default=None)
+        timing = self._timings.get(0)
         return Generation(
             id=job.id,
             model=job.model,
@@ -216,6 +232,8 @@ class Tally:
             cached_tokens=sum(self._cached),
             output_tokens=usage.completion_tokens,
             finish_reasons=tuple(self._reasons),
+            queue_seconds=None if timing is None else timing.queue_seconds,
+            prefill_seconds=None if timing is None else timing.prefill_seconds,
             first_token_seconds=None if self._first_token is None else self._first_token - job.arrival,
             decode_seconds=decode,
         )
@@ -229,6 +247,10 @@ class Tally:
         metrics.request_generation_tokens.observe(generated)
         metrics.e2e_latency.observe(now - self._job.arrival)
         first, latest = self._times.get(key, (now, now))
+        timing = self._timings.get(key[0])
+        if timing is not None and timing.prefill_seconds is not None:
+            metrics.decode_time.observe(latest - first)
+            metrics.inference_time.observe(timing.prefill_seconds + latest - first)
         if generated > 1 and latest > first:  # a beam search's choice comes whole
             metrics.time_per_output_token.observe((latest - first) / (generated - 1))
 

@@ -139,6 +139,7 @@ class _Life:
             await asyncio.wait((starting, stopping, serving), return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
                 state.engine = starting.result()
+                state.engine.listen(state.metrics.record_stats)
                 _adopt_template(state, state.engine, template)
                 state.phase = Phase.SERVING
                 self._announce(state, state.engine)

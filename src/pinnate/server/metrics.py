@@ -1,20 +1,23 @@
 """/metrics: what Prometheus reads.
 
-Knows: names, the engine's stats, the server's own counts and times. Must not know: how a step runs. Everything
-happens on the event loop, so counts are plain numbers; prometheus_client only writes the text.
+Knows: our names, the engine's stats, the server's own counts and times. Must not know: how a step runs, other engines'
+names (metrics_compat.py). Everything happens on the event loop, so counts are plain numbers; prometheus_client only
+writes the text.
 Counters never fall: an engine that restarts counts from 0 again, and what it had counted before is kept here.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+import pinnate
 from pinnate.core.messages import EngineStats
+from pinnate.core.sampling import SamplingParams
+from pinnate.server.histogram import Histogram
 from pinnate.server.request_record import RequestRecord
 
 PREFIX = "pinnate:"
@@ -41,58 +44,94 @@ _COUNTERS = {  # field of EngineStats -> (name, without the _total that the form
 _METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "OPTIONS", "PUT", "PATCH"})
 _LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+_STEP_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
-
-class Histogram:
-    """Counts of values by upper bound. `observe` costs a bisection."""
-
-    __slots__ = ("bounds", "counts", "total")
-
-    def __init__(self, bounds: Iterable[float]) -> None:
-        self.bounds = tuple(float(bound) for bound in bounds)
-        self.counts = [0] * (len(self.bounds) + 1)
-        self.total = 0.0
-
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
-
-    def family(self, name: str, text: str) -> HistogramMetricFamily:
-        running = 0
-        buckets: list[tuple[str, float]] = []
-        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
-            running += count
-            buckets.append(("+Inf" if bound == float("inf") else repr(bound), running))
-        return HistogramMetricFamily(PREFIX + name, text, buckets=buckets, sum_value=self.total)
+# attribute of Metrics -> (name, help, bounds)
+_HISTOGRAMS: Mapping[str, tuple[str, str, tuple[float, ...]]] = {
+    "time_to_first_token": (
+        "time_to_first_token_seconds", "From arrival to the first token of a prompt.", _LATENCY,
+    ),
+    "inter_token_latency": ("inter_token_latency_seconds", "Between two steps of a choice.", _LATENCY),
+    "time_per_output_token": (
+        "request_time_per_output_token_seconds", "Mean over a choice, first token excepted.", _LATENCY,
+    ),
+    "e2e_latency": ("e2e_request_latency_seconds", "From arrival to the end of a choice.", _LATENCY),
+    "queue_time": ("request_queue_time_seconds", "From a prompt's arrival at the engine to its first step.", _LATENCY),
+    "prefill_time": ("request_prefill_time_seconds", "From a prompt's first step to its first token.", _LATENCY),
+    "decode_time": ("request_decode_time_seconds", "From a choice's first token to its last.", _LATENCY),
+    "inference_time": ("request_inference_time_seconds", "From a prompt's first step to a choice's last.", _LATENCY),
+    "request_prompt_tokens": ("request_prompt_tokens", "Tokens of a prompt.", _TOKENS),
+    "request_generation_tokens": ("request_generation_tokens", "Tokens of a choice.", _TOKENS),
+    "max_generation_tokens": ("request_max_num_generation_tokens", "Tokens of a request's longest choice.", _TOKENS),
+    "params_n": ("request_params_n", "The n of a request.", (1, 2, 5, 10, 20, 50, 100)),
+    "params_max_tokens": ("request_params_max_tokens", "The max_tokens of a request that gave one.", _TOKENS),
+    "step_tokens": ("engine_step_tokens", "Tokens computed in a step.", _STEP_TOKENS),
+}  # fmt: skip
 
 
 class Metrics:
-    """The server's numbers. Handlers call `observe` on the histograms and count ends and refusals."""
+    """The server's numbers. Handlers call `observe` on the histograms and count ends and refusals.
 
-    def __init__(self) -> None:
-        self.time_to_first_token = Histogram(_LATENCY)
-        self.inter_token_latency = Histogram(_LATENCY)
-        self.time_per_output_token = Histogram(_LATENCY)
-        self.e2e_latency = Histogram(_LATENCY)
-        self.request_prompt_tokens = Histogram(_TOKENS)
-        self.request_generation_tokens = Histogram(_TOKENS)
+    `more_bounds`: further bounds to count by, by attribute. Functions in `sources` give further families when the text
+    is made; `on_step` is called for each step, and must be quick.
+    """
+
+    def __init__(self, more_bounds: Mapping[str, Iterable[float]] | None = None) -> None:
+        more = more_bounds or {}
+
+        def histogram(name: str) -> Histogram:
+            return Histogram(_HISTOGRAMS[name][2], more.get(name, ()))
+
+        self.time_to_first_token = histogram("time_to_first_token")
+        self.inter_token_latency = histogram("inter_token_latency")
+        self.time_per_output_token = histogram("time_per_output_token")
+        self.e2e_latency = histogram("e2e_latency")
+        self.queue_time = histogram("queue_time")
+        self.prefill_time = histogram("prefill_time")
+        self.decode_time = histogram("decode_time")
+        self.inference_time = histogram("inference_time")
+        self.request_prompt_tokens = histogram("request_prompt_tokens")
+        self.request_generation_tokens = histogram("request_generation_tokens")
+        self.max_generation_tokens = histogram("max_generation_tokens")
+        self.params_n = histogram("params_n")
+        self.params_max_tokens = histogram("params_max_tokens")
+        self.step_tokens = histogram("step_tokens")
         self.finished: Counter[str] = Counter()  # choices, by finish reason
         self.rejected: Counter[str] = Counter()  # requests refused before their first token, by error code
         self.http_requests: Counter[tuple[str, str, str]] = Counter()  # by route, method, status
         self.engine_restarts = 0
-        self.sources: list[Callable[[str], Iterator[Metric]]] = []  # of further families, given the prefix
-        self._stats = EngineStats()
+        self.stats = EngineStats()
+        self.sources: list[Callable[[str], Iterable[Metric]]] = []  # of further families, given our prefix
+        self.on_step: Callable[[], None] | None = None
         self._before: Counter[str] = Counter()  # of engine processes that are gone; floats too
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
+        ProcessCollector(registry=self._registry)
 
     def record_stats(self, stats: EngineStats) -> None:
-        """Takes the engine's latest stats. Called at least once a request, so that a restart is not overlooked."""
-        if any(getattr(stats, field) < getattr(self._stats, field) for field in _COUNTERS):
+        """Takes the engine's latest stats: called for each step, and for each new engine before its first."""
+        last = self.stats
+        if stats.steps <= last.steps and any(getattr(stats, field) < getattr(last, field) for field in _COUNTERS):
             self.engine_restarts += 1
             for field in _COUNTERS:
-                self._before[field] += getattr(self._stats, field)
-        self._stats = stats
+                self._before[field] += getattr(last, field)
+            last = EngineStats()
+        if stats.steps > last.steps:
+            self.step_tokens.observe(stats.step_tokens)
+        self.stats = stats
+        if self.on_step is not None:
+            self.on_step()
+
+    def total(self, field: str) -> float:
+        """A counter of EngineStats over the lives of all engine processes."""
+        value: float = self._before[field] + getattr(self.stats, field)
+        return value
+
+    def observe_params(self, params: SamplingParams) -> None:
+        """What one request asked for."""
+        self.params_n.observe(params.n)
+        if params.max_tokens is not None:
+            self.params_max_tokens.observe(params.max_tokens)
 
     def count_http(self, record: RequestRecord) -> None:
         """A listener for the Observer. Paths that no route knows are counted together, as are unusual methods, so that
@@ -106,12 +145,33 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """For prometheus_client's registry."""
-        stats = self._stats
+        yield from self._gauges()
+        for field, (name, text) in _COUNTERS.items():
+            yield CounterMetricFamily(PREFIX + name, text, value=self.total(field))
+        yield CounterMetricFamily(
+            PREFIX + "engine_restarts", "Times the engine's process was started again.", value=self.engine_restarts
+        )
+        yield _labelled("request_success", "Choices that ended, by reason.", "finished_reason", self.finished)
+        yield _labelled("requests_rejected", "Requests refused before their first token.", "code", self.rejected)
+        http = CounterMetricFamily(
+            PREFIX + "http_requests", "HTTP requests that have ended.", labels=["route", "method", "status"]
+        )
+        for labels, count in sorted(self.http_requests.items()):
+            http.add_metric(labels, count)
+        yield http
+        for attribute, (name, text, _) in _HISTOGRAMS.items():
+            histogram: Histogram = getattr(self, attribute)
+            yield histogram.add_to(HistogramMetricFamily(PREFIX + name, text, labels=()), {})
+        for source in self.sources:
+            yield from source(PREFIX)
+
+    def _gauges(self) -> Iterator[Metric]:
+        stats = self.stats
         gauges: dict[str, tuple[float, str]] = {
             "num_requests_running": (stats.num_running, "Sequences that the engine is computing."),
             "num_requests_waiting": (stats.num_waiting, "Sequences that wait for room."),
             "kv_cache_usage_perc": (
-                _usage(stats),
+                cache_usage(stats),
                 "Share of KV pages in use by requests, 0 to 1; evictable ones are free.",
             ),
             "kv_pages": (stats.num_pages, "KV pages of the pool."),
@@ -123,37 +183,19 @@ class Metrics:
         }
         for name, (value, text) in gauges.items():
             yield GaugeMetricFamily(PREFIX + name, text, value=value)
-        for field, (name, text) in _COUNTERS.items():
-            yield CounterMetricFamily(PREFIX + name, text, value=self._before[field] + getattr(stats, field))
-        yield CounterMetricFamily(
-            PREFIX + "engine_restarts", "Times the engine's process was started again.", value=self.engine_restarts
-        )
-        yield _labelled("request_success", "Choices that ended, by reason.", "finished_reason", self.finished)
-        yield _labelled("requests_rejected", "Requests refused before their first token.", "code", self.rejected)
-        http = CounterMetricFamily(
-            PREFIX + "http_requests", "HTTP requests that were answered.", labels=["route", "method", "status"]
-        )
-        for labels, count in sorted(self.http_requests.items()):
-            http.add_metric(labels, count)
-        yield http
-        yield self.time_to_first_token.family(
-            "time_to_first_token_seconds", "From arrival to the first token of a prompt."
-        )
-        yield self.inter_token_latency.family("inter_token_latency_seconds", "Between two steps of a choice.")
-        yield self.time_per_output_token.family(
-            "request_time_per_output_token_seconds", "Mean over a choice, first token excepted."
-        )
-        yield self.e2e_latency.family("e2e_request_latency_seconds", "From arrival to the end of a choice.")
-        yield self.request_prompt_tokens.family("request_prompt_tokens", "Tokens of a prompt.")
-        yield self.request_generation_tokens.family("request_generation_tokens", "Tokens of a choice.")
-        for source in self.sources:
-            yield from source(PREFIX)
+        build = GaugeMetricFamily(PREFIX + "build_info", "Always 1; the version is a label.", labels=["version"])
+        build.add_metric([pinnate.__version__], 1)
+        yield build
 
 
-def _usage(stats: EngineStats) -> float:
-    if not stats.num_pages:
-        return 0.0
-    return (stats.num_pages - stats.num_free_pages - stats.num_cached_pages) / stats.num_pages
+def used_pages(stats: EngineStats) -> int:
+    """Pages that requests hold. What the prefix cache alone holds can be had at any time and counts as free."""
+    return stats.num_pages - stats.num_free_pages - stats.num_cached_pages
+
+
+def cache_usage(stats: EngineStats) -> float:
+    """Share of the pool, 0 to 1."""
+    return used_pages(stats) / stats.num_pages if stats.num_pages else 0.0
 
 
 def _labelled(name: str, text: str, label: str, counts: Counter[str]) -> CounterMetricFamily:

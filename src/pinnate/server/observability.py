@@ -1,13 +1,29 @@
-"""Who is told of each request when it has ended: put together from the settings.
+"""Who is told of each request when it has ended, and what /metrics shows besides our own names: put together from the
+settings.
 
-Knows: the listeners. Must not know: what they make of a record.
+Knows: the listeners and sources. Must not know: what they make of a record.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from pinnate.server.access_log import make_access_log
+from pinnate.server.metrics_compat import compat_sources
 from pinnate.server.observer import Listener
 from pinnate.server.state import ServerState
+
+
+def add_compat(state: ServerState) -> None:
+    """Other engines' names for the metrics, where the settings ask for them."""
+
+    def engine_info() -> Mapping[str, Any]:
+        return {} if state.engine is None else state.engine.info
+
+    state.metrics.sources += compat_sources(
+        state.settings.metrics_compat, state.metrics, state.model_names[0], engine_info
+    )
 
 
 def listeners(state: ServerState) -> list[Listener]:

@@ -21,6 +21,7 @@ _QUANTISATION = re.compile(r"[.\-](?:I?Q\d\w*|BF16|F16|F32)$", re.IGNORECASE)
 DEFAULT_MAX_LOGPROBS = 20
 MAX_KEY_LENGTH = 512
 _KEY = re.compile(rf"[!-~]{{1,{MAX_KEY_LENGTH}}}")
+METRICS_COMPAT = ("none", "vllm", "sglang", "both")
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\s@*]+")
 
 
@@ -33,8 +34,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     requests in flight may go on after SIGTERM. `port` 0 takes a free one. `strict` refuses requests with unknown
     fields, which otherwise get a warning. `api_keys`: one of them is needed of clients; none: everybody may call.
     `admin_api_keys`: with them set, the operator's routes need one of these. `allowed_origins`: of web pages that may
-    call (CORS), `*` is all. `access_log`: one line for each request. `max_logprobs`:
-    alternatives that a request may ask for at each token.
+    call (CORS), `*` is all. `access_log`: one line for each request. `metrics_compat`: whose names /metrics shows too.
+    `max_logprobs`: alternatives that a request may ask for at each token.
     `data_dir`: folder of files and batches, which are off without it.
 
     Raises:
@@ -60,6 +61,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     access_log: bool = False
     log_level: str = "info"
     log_format: str = "text"
+    metrics_compat: str = "none"
 
     def __post_init__(self) -> None:
         if (self.tool_call_parser, self.reasoning_parser) != ("auto", "auto"):
@@ -77,6 +79,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("--admin-api-key: a key is an API key too, it must be another one")
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise ConfigError("--ssl-certfile and --ssl-keyfile are needed together")
+        if self.metrics_compat not in METRICS_COMPAT:
+            raise ConfigError(
+                f"--metrics-compat must be one of {', '.join(METRICS_COMPAT)}, got {self.metrics_compat!r}"
+            )
         if self.log_format not in LOG_FORMATS:
             raise ConfigError(f"--log-format must be one of {', '.join(LOG_FORMATS)}, got {self.log_format!r}")
         for origin in self.allowed_origins:

@@ -15,6 +15,7 @@ from pinnate.core.errors import EngineDeadError
 from pinnate.server.body import FieldNotes
 from pinnate.server.errors import NotReadyError
 from pinnate.server.metrics import Metrics
+from pinnate.server.metrics_compat import more_bounds
 from pinnate.server.running import RunningJobs
 from pinnate.server.settings import ServerSettings, model_names
 
@@ -45,7 +46,7 @@ class ServerState:
         self.stopping = False  # requests under way are being ended by the server
         self.engine: AsyncEngine | None = None
         self.chat_template: ChatTemplate | None = None
-        self.metrics = Metrics()
+        self.metrics = Metrics(more_bounds(settings.metrics_compat))
         self.batches: Batches | None = None  # with --data-dir
         self.chat_formats: ChatFormats | None = None  # chosen when first needed
         self.longest_token: int | None = None  # bytes; found when first needed

@@ -23,6 +23,7 @@ from pinnate.core.messages import (
     EngineStats,
     FromEngine,
     Reply,
+    RequestTiming,
     StepOutputs,
     ToEngine,
     TokenOutput,
@@ -46,6 +47,7 @@ OUTPUT = TokenOutput(
     stop_token=5,
     num_cached_tokens=2,
     prompt_logprobs=[None, TokenLogprobs(2, -3.0, 7)],
+    timing=RequestTiming(0.5, None),
 )
 
 

@@ -297,3 +297,15 @@ async def test_tokenize_long_texts_in_a_thread(world: World) -> None:
     assert await engine.tokenize("abc") == [97, 98, 99]
     assert await engine.tokenize("é" * 3000, add_special_tokens=False) == list("é".encode()) * 3000
     assert (engine.max_model_len, engine.vocab_size) == (128, VOCAB_SIZE)
+
+
+async def test_listeners_hear_every_step_and_of_a_new_engine(world: World) -> None:
+    engine, heard = world.start(), []
+    engine.listen(heard.append)
+    await gather(await engine.submit([1, 2, 3], greedy(max_tokens=5), request_id="r"))
+    await until(lambda: heard[-1].steps == 5)
+    assert [stats.steps for stats in heard if stats.num_running] == [1, 2, 3, 4]
+    assert [stats.step_tokens for stats in heard][:5] == [3, 1, 1, 1, 1]
+    world.clients[-1].kill()
+    await until(lambda: heard[-1].steps == 0)
+    assert heard[-1].num_free_pages == 64

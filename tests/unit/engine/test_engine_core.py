@@ -14,7 +14,9 @@ from pinnate.core.request import FinishReason, Request
 from pinnate.engine.engine_core import EngineCore
 from pinnate.engine.mailbox import Mailbox
 from pinnate.kvcache.manager import KVCacheManager
+from pinnate.scheduler.output import take_timing
 from pinnate.scheduler.scheduler import Scheduler
+from pinnate.scheduler.state import RequestState
 
 PAGE_SIZE = 4
 
@@ -236,3 +238,38 @@ def test_the_end_of_a_wait_is_told_once() -> None:
     started = [[name for message in step for name in message] for step in told]
     assert started[0] == ["long"]
     assert sorted(name for step in started for name in step) == ["long", "short"]
+
+
+@pytest.mark.parametrize("num_pages", [64, 12])  # with 12, requests are preempted and start again
+def test_the_first_output_of_a_request_tells_how_long_it_waited_and_computed(num_pages: int) -> None:
+    rig = Rig(num_pages)
+    outputs = rig.run(*requests(6, 10, max_tokens=30, n=1), make_request("n", range(10), n=3, max_tokens=2))
+    timed = [output for output in outputs if output.timing is not None]
+    assert len({output.request_id for output in timed}) == len(timed) == 7
+    firsts = {output.request_id: output for output in reversed(outputs)}
+    for output in timed:
+        assert firsts[output.request_id] is output
+        assert output.timing is not None
+        assert output.timing.prefill_seconds is not None
+        assert 0 <= output.timing.queue_seconds < 60
+        assert 0 < output.timing.prefill_seconds < 60
+    waits = [output.timing.queue_seconds for output in timed if output.timing is not None]
+    assert max(waits) > min(waits)
+
+
+def test_a_beam_search_tells_its_wait_alone_and_once() -> None:
+    state = RequestState.of(make_request("b", range(10), n=2, use_beam_search=True), 1)
+    state.started = state.arrived + 0.5
+    timing = take_timing(state, whole=True)
+    assert timing is not None
+    assert (timing.queue_seconds, timing.prefill_seconds) == (pytest.approx(0.5), None)
+    assert take_timing(state) is None
+
+
+def test_stats_tell_the_tokens_of_the_latest_step() -> None:
+    rig = Rig()
+    request = make_request("r", range(20), max_tokens=3)
+    sizes = [message.stats.step_tokens for message in rig.step(request) if isinstance(message, StepOutputs)]
+    while not rig.core.is_idle:
+        sizes += [message.stats.step_tokens for message in rig.step() if isinstance(message, StepOutputs)]
+    assert sizes == [16, 4, 1, 1]

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pinnate.core.errors import ConfigError
 from pinnate.core.messages import EngineStats
-from pinnate.server.metrics import Histogram, Metrics
+from pinnate.server.metrics import Metrics
 from pinnate.server.settings import ServerSettings, model_names
 from pinnate.server.state import Phase
 from tests.unit.server.conftest import Client, FakeEngine, make_client, spell
@@ -199,14 +199,6 @@ def test_counters_never_fall_when_the_engine_restarts() -> None:
         assert values["pinnate:num_requests_running"] == tokens
     assert seen == [5, 9, 9, 11, 11, 12]
     assert values["pinnate:engine_restarts_total"] == 2
-
-
-def test_histogram_counts_up_to_each_bound() -> None:
-    histogram = Histogram((1, 2))
-    for value in (0.5, 1, 1.5, 3):
-        histogram.observe(value)
-    found = {s.labels.get("le", s.name): s.value for s in histogram.family("x", "text").samples}
-    assert found == {"1.0": 2, "2.0": 3, "+Inf": 4, "pinnate:x_count": 4, "pinnate:x_sum": 6.0}
 
 
 async def test_a_fault_of_ours_is_500_without_its_text(client: Client) -> None:
