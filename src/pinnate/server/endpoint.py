@@ -24,6 +24,7 @@ from pinnate.server.body import Disconnected, read_json
 from pinnate.server.cache_report import Vocabulary
 from pinnate.server.clocks import Clocks
 from pinnate.server.errors import ErrorObject, describe
+from pinnate.server.field_names import Renames, renamed
 from pinnate.server.generation import Job, Output, Tally, abort, attend, merge, submit
 from pinnate.server.protocol.common import Usage
 from pinnate.server.replies import Gathered
@@ -39,12 +40,14 @@ _logger = logging.getLogger("pinnate.server")
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What differs between the APIs. `fail` makes the last bytes of a stream that an error ends."""
+    """What differs between the APIs. `fail` makes the last bytes of a stream that an error ends. `names`: what the API
+    calls fields that the engine refuses."""
 
     prepare: Callable[[ServerState, AsyncEngine, dict[str, Any]], Awaitable[Job]]
     writer: Callable[[Job, Vocabulary], ChunkWriter]
     reply: Callable[[Job, Gathered, Usage, Vocabulary], msgspec.Struct | Sequence[msgspec.Struct]]
     fail: Callable[[ErrorObject], bytes] = error_event
+    names: Renames = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,8 @@ class GenerationEndpoint:
             job = await self._route.prepare(self._state, engine, fields)
             if job.warnings:
                 _logger.warning("%s: without effect: %r", job.id, [warning.param for warning in job.warnings])
-            streams = await submit(engine, job)
+            with renamed(self._route.names):
+                streams = await submit(engine, job)
         except asyncio.CancelledError:
             self._raise_if_stopping()
             raise

@@ -16,7 +16,7 @@ _MESSAGE = re.compile(r"\bmessages\[(\d+)\](?:\.content\[\d+\])?")
 
 
 @contextlib.contextmanager
-def renamed(table: Renames, origins: Sequence[str]) -> Iterator[None]:
+def renamed(table: Renames, origins: Sequence[str] = ()) -> Iterator[None]:
     """Rewrites what a RequestError inside says. `table` has (regular expression of a chat field, the client's field) in
     the order of their use; `origins[i]` is where in the client's body the chat's message i came from."""
     try:

@@ -42,6 +42,7 @@ MIN_THINKING_BUDGET = 1024
 EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh", "max": "xhigh"}  # a chat's words
 
 RENAMES: Renames = (
+    (r"^prompt$", "messages"),
     (r"\bresponse_format(?:\.json_schema)?\b", "output_config.format"),
     (r"\b(tools\[\d+\])\.function\.parameters\b", r"\1.input_schema"),
     (r"\b(tools\[\d+\])\.function\b", r"\1"),

@@ -11,14 +11,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route as HTTPRoute
 
-from pinnate.server.anthropic.request import count_tokens, prepare
+from pinnate.server.anthropic.request import RENAMES, count_tokens, prepare
 from pinnate.server.anthropic.writer import MessageWriter, fail, message
 from pinnate.server.body import read_json
 from pinnate.server.endpoint import GenerationEndpoint, Route
 from pinnate.server.protocol.anthropic import TokensCount
 from pinnate.server.state import ServerState
 
-MESSAGES = Route(prepare, MessageWriter, message, fail)
+MESSAGES = Route(prepare, MessageWriter, message, fail, RENAMES)
 
 
 def anthropic_routes(state: ServerState) -> list[HTTPRoute]:

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING
 from pinnate.core.errors import PinnateError
 from pinnate.server.clocks import Clocks
 from pinnate.server.errors import describe
+from pinnate.server.field_names import renamed
 from pinnate.server.generation import Job, Tally, abort, merge, submit
 from pinnate.server.protocol.responses import Event
 from pinnate.server.responses.assembler import Assembler
+from pinnate.server.responses.request import RENAMES
 from pinnate.server.responses.store import Record, Store
 from pinnate.server.responses.writer import ResponseWriter, encode
 from pinnate.server.state import ServerState, shutting_down
@@ -38,7 +40,8 @@ async def start(
     Raises:
         RequestError, EngineError: the engine does not take it; nothing is stored.
     """
-    streams = await submit(engine, job)
+    with renamed(RENAMES):
+        streams = await submit(engine, job)
     run = _Run(state, engine, store, record, assembler)
     run.note(assembler.queue())
     store.add(record)

@@ -50,7 +50,7 @@ RENAMES: Renames = (
     (r"\bresponse_format\b", "text.format"),
     (r"\b(tools\[\d+\])\.function\b", r"\1"),
     (r"\btool_choice\.function\b", "tool_choice"),
-    (r"^messages\b", "input"),
+    (r"^(?:messages\b|prompt$)", "input"),
     (r"\breasoning_effort\b", "reasoning.effort"),
     (r"\bverbosity\b", "text.verbosity"),
 )

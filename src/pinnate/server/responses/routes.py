@@ -28,7 +28,7 @@ from pinnate.server.replies import Gathered
 from pinnate.server.request_record import record_of
 from pinnate.server.responses import background
 from pinnate.server.responses.assembler import Assembler
-from pinnate.server.responses.request import Plan, prepare
+from pinnate.server.responses.request import RENAMES, Plan, prepare
 from pinnate.server.responses.store import ENDED, MemoryStore, Record, Store
 from pinnate.server.responses.writer import ResponseWriter, encode, finished
 from pinnate.server.state import ServerState, shutting_down
@@ -96,7 +96,7 @@ class _Exchange:
         self._record: Record | None = None
 
     def route(self) -> Route:
-        return Route(self._prepare, self._writer, self._reply, self._fail)
+        return Route(self._prepare, self._writer, self._reply, self._fail, RENAMES)
 
     def leave(self) -> None:
         """At the end, however it came. A stream whose client has seen its id can be looked at afterwards."""

@@ -131,6 +131,7 @@ class MemoryStore:
         self._trim()
 
     def settle(self, record: Record) -> None:
+        record.snapshot = record.cancel = None
         if (record.namespace, record.id) not in self._records:
             return  # deleted meanwhile
         turn = record.turn

@@ -52,6 +52,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": "x", "top_logprobs": 21}, "top_logprobs"),
     ({"input": "x", "seed": "s"}, "seed"),
     ({"input": "x", "n": 2}, "n"),
+    ({"input": "x", "max_output_tokens": 1000}, "input"),
+    ({"input": "x", "stop_token_ids": [999]}, "input"),
     ({"input": "x", "previous_response_id": 5}, "previous_response_id"),
 ]
 
