@@ -57,6 +57,7 @@ async def test_scores_as_select_asks_for_them(api: Api) -> None:
     assert [entry[1:] for entry in second["input_token_logprobs"]] == [[39, "7"], [28, ","], [284, " and"]]
     assert second["input_token_logprobs"][2][0] == pytest.approx(-4.0734, abs=BF16)
     assert second["input_top_logprobs"][2][0][2] == " "
+    assert second["cached_tokens"] in (17, 0)  # what is before the first scored token may be cached
     assert (first["output_token_logprobs"], answers[0]["text"], first["completion_tokens"]) == ([], "", 0)
 
 
@@ -68,6 +69,10 @@ async def test_logprobs_of_chosen_tokens(api: Api) -> None:
     assert [entry[1] for entry in info["output_token_ids_logprobs"][0]] == [284, 216]
     assert info["output_token_ids_logprobs"][0][0][0] == pytest.approx(-4.0734, abs=BF16)
     assert info["output_token_ids_logprobs"][0][1][0] == own[0] == info["output_top_logprobs"][0][0][0]
+    scored = (await generate(api, text=P1 + " and", logprob_start_len=19, **fields))["meta_info"]
+    of_comma, of_and = scored["input_token_ids_logprobs"]
+    assert of_and == info["output_token_ids_logprobs"][0]
+    assert (len(of_comma), scored["input_token_logprobs"][1][0]) == (2, of_and[0][0])
     choices = await generate(api, text=P1, **{**fields, "sampling_params": many})
     assert all(len(choice["meta_info"]["output_token_ids_logprobs"]) == 3 for choice in choices)
     firsts = [choice["meta_info"]["output_token_ids_logprobs"][0] for choice in choices]

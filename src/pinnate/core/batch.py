@@ -49,7 +49,7 @@ class ScheduledSequence:
     `samples` is empty for a chunk that does not reach the last known token; n entries where a prompt of a
     request with n choices is completed (all drawn from the same logits). `score` asks for the
     log-probabilities of prompt tokens: the logits of position start+i score the token at start+i+1, which is
-    `score[i]`; `score_top` is how many alternatives.
+    `score[i]`; `score_top` is how many alternatives. `score_ids` are reported at each scored position too.
     """
 
     seq_id: int
@@ -60,6 +60,7 @@ class ScheduledSequence:
     score: array[int] | None = None
     score_top: int = 0
     window_tables: tuple[array[int], ...] = ()
+    score_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

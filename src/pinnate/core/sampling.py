@@ -18,6 +18,7 @@ MAX_N = 128
 MAX_LOGPROBS = 1024  # of an offline LLM; a server has a limit of its own (--max-logprobs)
 MAX_BAD_WORDS = 1024
 MAX_LOGPROB_TOKENS = 128
+MAX_PROMPT_LOGPROB_TOKENS = 16  # where a prompt is scored: they cost as much at each of its tokens
 MAX_STOP_STRINGS = 16
 SEED_LIMIT = 2**63
 MAX_LENGTH_PENALTY = 8.0
@@ -30,7 +31,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     Temperature 0 is greedy. `top_k` 0 or -1, `top_p` 1 and `min_p` 0 are off. `logprobs=k` returns the
     log-probability of every sampled token and the k most likely ones, of the raw distribution (before
     temperature, penalties and truncation); those of `logprob_token_ids` come with them wherever they rank.
-    `seed=None` draws one per request. Choice i of n is drawn with the seed + i.
+    `prompt_logprobs=k` does the same for the prompt's tokens, from `prompt_logprobs_start` on; what is before may come
+    from the prefix cache. `seed=None` draws one per request. Choice i of n is drawn with the seed + i.
 
     With `use_beam_search` the n choices are the best of a search of `beam_width` (None: n) hypotheses by their summed
     log-probability / length ** length_penalty; nothing is drawn. `early_stopping` as in transformers: False, True or
@@ -70,6 +72,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs: int | None = None
     logprob_token_ids: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
+    prompt_logprobs_start: int = 0
     skip_special_tokens: bool = True
     kept_special_tokens: tuple[int, ...] = ()
     use_beam_search: bool = False
@@ -104,10 +107,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise InvalidRequestError("stop must not contain an empty string", param="stop")
         if self.logprob_token_ids and self.logprobs is None:
             raise InvalidRequestError("logprob_token_ids needs logprobs", param="logprob_token_ids")
-        if len(self.logprob_token_ids) > MAX_LOGPROB_TOKENS:
-            raise InvalidRequestError(
-                f"logprob_token_ids names more than {MAX_LOGPROB_TOKENS} tokens", param="logprob_token_ids"
-            )
+        most = MAX_LOGPROB_TOKENS if self.prompt_logprobs is None else MAX_PROMPT_LOGPROB_TOKENS
+        if len(self.logprob_token_ids) > most:
+            raise InvalidRequestError(f"logprob_token_ids names more than {most} tokens", param="logprob_token_ids")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidRequestError("allowed_token_ids must not be empty", param="allowed_token_ids")
         if len(self.bad_words) > MAX_BAD_WORDS:
@@ -118,6 +120,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             _in_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if self.prompt_logprobs is not None:
             _in_range("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+        _in_range("prompt_logprobs_start", self.prompt_logprobs_start, 0, None)
         self._check_beams()
 
     @property

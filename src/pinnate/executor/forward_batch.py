@@ -10,6 +10,7 @@ import math
 import struct
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -109,16 +110,20 @@ class _Rows:
         self.matchers: dict[int, tuple[int, Matcher]] = {}  # by identity: choices that have not parted share one
 
     def score(self, sequence: ScheduledSequence, first_row: int) -> None:
-        """Rows that score the tokens after the sequence's first len(score) positions."""
+        """Rows that score the tokens after the sequence's first len(score) positions, each with its score_ids."""
         assert sequence.score is not None
-        width = sequence.score_top
         for i, token in enumerate(sequence.score):
             row = len(self.logit_rows)
             self.logit_rows.append(first_row + i)
-            record = _PACK(0, row, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, token, width, self.num_top, -1, 0)
-            self.records.append(record)
-            self.num_top += width
-            self.wants_logprobs = True
+            self._report(row, token, sequence.score_top)
+            for chosen in sequence.score_ids:
+                self._report(row, chosen, 0)
+        self.wants_logprobs = True
+
+    def _report(self, row: int, token: int, width: int) -> None:
+        record = _PACK(0, row, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, token, width, self.num_top, -1, 0)
+        self.records.append(record)
+        self.num_top += width
 
     def sample(self, sample: Sample, row: int) -> None:
         params = sample.params
@@ -277,13 +282,27 @@ def step_result(output: SchedulerOutput, batch: ForwardBatch, rows: SampledRows)
     at = 0
     for sequence in output.sequences:
         if sequence.score is not None:
-            scored = entries[at : at + len(sequence.score)]
-            scores[sequence.seq_id] = [entry for entry in scored if entry is not None]
-            at += len(sequence.score)
+            stride = 1 + len(sequence.score_ids)
+            count = len(sequence.score) * stride
+            scores[sequence.seq_id] = _with_chosen(entries[at : at + count], stride)
+            at += count
         drawn += tokens[at : at + len(sequence.samples)]
         logprobs += entries[at : at + len(sequence.samples)]
         at += len(sequence.samples)
     return StepResult(drawn, logprobs, scores)
+
+
+def _with_chosen(entries: list[TokenLogprobs | None], stride: int) -> list[TokenLogprobs]:
+    """Of each `stride` entries the first, which gets the others as `chosen`."""
+    reported = [entry for entry in entries if entry is not None]
+    if stride == 1:
+        return reported
+    return [
+        msgspec.structs.replace(
+            reported[first], chosen=[(e.token_id, e.logprob) for e in reported[first + 1 : first + stride]]
+        )
+        for first in range(0, len(reported), stride)
+    ]
 
 
 def _logprob_entries(batch: ForwardBatch, rows: SampledRows) -> list[TokenLogprobs | None]:

@@ -35,14 +35,17 @@ class StepDraft:
         tokens = seq.token_ids[start:end]
         score: array[int] | None = None
         score_top = 0
+        score_ids: tuple[int, ...] = ()
         samples: tuple[Sample, ...] = ()
         if end == len(seq.token_ids):
             samples = _samples(seq, state)
         if state.scores_needed and end > len(state.prompt_scores):  # not again what was scored before a preemption
             score = seq.token_ids[start + 1 : min(end + 1, seq.num_prompt_tokens)]
             score_top = state.request.sampling.prompt_logprobs or 0
+            score_ids = state.request.sampling.logprob_token_ids
+        pages, windows = seq.page_table, seq.window_tables
         self._parts.append(
-            ScheduledSequence(seq.seq_id, start, tokens, seq.page_table, samples, score, score_top, seq.window_tables)
+            ScheduledSequence(seq.seq_id, start, tokens, pages, samples, score, score_top, windows, score_ids)
         )
         self.scheduled.add(seq.seq_id)
         self.budget -= num_tokens

@@ -258,7 +258,7 @@ class Scheduler:
             state.cache_report = complete_report(state.cache_report, seq.num_computed_tokens, from_tier)
             seq.num_cached_tokens = state.num_cached_tokens = seq.num_computed_tokens
             self._totals["prompt_tokens"] += seq.num_prompt_tokens
-            if self._cache.enable_prefix_caching and not state.scores_needed:
+            if self._cache.enable_prefix_caching and (state.prompt_scores or not state.scores_needed):
                 self._totals["prefix_cache_queries"] += seq.num_prompt_tokens
             self._totals["prefix_cache_hits"] += seq.num_cached_tokens
         self._queues.start(seq)

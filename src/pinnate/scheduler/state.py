@@ -31,14 +31,15 @@ COUNTERS = (
 class RequestState:
     """`number` is the order of arrival. Until the prompt is computed one sequence stands for all choices of
     `unforked` (and has the index of the first); then each choice has its own and `unforked` is empty.
-    `prompt_scores[i]` belongs to prompt token i + 1. `beams` is the search that decides what the choices get."""
+    `prompt_scores[i]` belongs to prompt token i + 1; None where that is before those that are asked for. `beams` is the
+    search that decides what the choices get."""
 
     request: Request
     number: int
     stop_tokens: frozenset[int]
     unforked: list[int]
     sequences: list[Sequence] = field(default_factory=list)
-    prompt_scores: list[TokenLogprobs] = field(default_factory=list)
+    prompt_scores: list[TokenLogprobs | None] = field(default_factory=list)
     scores_sent: bool = False
     admitted: bool = False
     cache_report: CacheReport | None = None  # until it is sent
@@ -54,6 +55,9 @@ class RequestState:
         params = request.sampling
         eos = () if params.ignore_eos else request.eos_token_ids
         state = cls(request, number, frozenset((*eos, *params.stop_token_ids)), list(range(params.num_sequences)))
+        if params.prompt_logprobs is not None:
+            unscored = min(params.prompt_logprobs_start, len(request.prompt_token_ids)) - 1
+            state.prompt_scores = [None] * unscored
         if request.bad_word_ids:
             state.bad_words = BadWords(request.bad_word_ids)
         if params.use_beam_search:

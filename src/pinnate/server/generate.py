@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from pinnate.core.errors import InvalidRequestError, RequestError, UnsupportedError
+from pinnate.core.errors import InvalidRequestError, RequestError
 from pinnate.core.sampling import SamplingParams
 from pinnate.server.body import FieldNotes, convert, read_json
 from pinnate.server.endpoint import GenerationEndpoint, Route, refusals_counted
@@ -134,6 +134,7 @@ class _Member:
                 param="logprob_start_len",
             )
         scored = self.return_logprob and 0 <= self.logprob_start < num_prompt_tokens
+        start = self.logprob_start if scored else num_prompt_tokens
         max_tokens = given.max_new_tokens
         if not self.is_length_given:
             max_tokens = min(max_tokens, max(1, max_model_len - num_prompt_tokens))
@@ -160,6 +161,7 @@ class _Member:
             logprobs=self.top if self.return_logprob else None,
             logprob_token_ids=self.token_ids,
             prompt_logprobs=prompt_logprobs,
+            prompt_logprobs_start=0 if prompt_logprobs is None else start,
             structured_output=structured_output(
                 {name: getattr(given, name) for name in ("json_schema", "regex", "ebnf", "structural_tag")}
             ),
@@ -208,11 +210,6 @@ def _members(request: GenerateRequest, count: int, notes: FieldNotes, max_logpro
         if starts[number] < -1:
             raise InvalidRequestError("logprob_start_len must be at least -1", param="logprob_start_len")
         asked = flags[number]
-        if token_ids[number] and asked and starts[number] >= 0:
-            raise UnsupportedError(
-                "token_ids_logprob of the prompt's tokens is not supported: leave out logprob_start_len",
-                param="token_ids_logprob",
-            )
         members.append(
             _Member(
                 sampling=sampling,

@@ -103,6 +103,7 @@ class _View:
             info.input_top_logprobs = [None if entry is None else self._scored(entry.top) for entry in scores]
             info.output_top_logprobs = [self._scored(entry.top) for entry in choice.logprobs]
         if prompt.params.logprob_token_ids:
+            info.input_token_ids_logprobs = [None if entry is None else self._scored(entry.chosen) for entry in scores]
             info.output_token_ids_logprobs = [self._scored(entry.chosen) for entry in choice.logprobs]
 
     def _own(self, entry: TokenLogprobs | None, token_id: int) -> Scored:

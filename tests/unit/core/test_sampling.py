@@ -38,6 +38,8 @@ from pinnate.core.sampling import SamplingParams
         ("stop", tuple(str(i) for i in range(17))),
         ("logprobs", 1025),
         ("allowed_token_ids", ()),
+        ("prompt_logprobs_start", -1),
+        ("logprob_token_ids", (1,)),
         ("bad_words", ("",)),
         ("bad_words", ("x",) * 1025),
         ("prompt_logprobs", -1),

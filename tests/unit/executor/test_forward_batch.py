@@ -94,6 +94,25 @@ def test_scores_come_before_samples_and_share_the_last_row():
     assert batch.num_top == 7
 
 
+def test_chosen_tokens_are_reported_beside_each_score():
+    seq = ScheduledSequence(7, 0, ints(1, 2), ints(3), (sample(2),), score=ints(2, 3), score_top=1, score_ids=(8, 9))
+    output = SchedulerOutput((seq,))
+    batch = build_forward_batch(output, 16)
+    assert batch.samples["row"].tolist() == [0, 0, 0, 1, 1, 1, 1]
+    assert batch.samples["target"].tolist() == [2, 8, 9, 3, 8, 9, -1]
+    assert batch.samples["num_top"].tolist() == [1, 0, 0, 1, 0, 0, -1]
+    tokens = np.array([2, 8, 9, 3, 8, 9, 40], np.int32)
+    rows = SampledRows(
+        tokens, -tokens.astype(np.float32), np.ones(7, np.int32), np.array([5, 6], np.int32), np.zeros(2, np.float32)
+    )
+    result = step_result(output, batch, rows)
+    assert result.token_ids == [40]
+    assert [(s.token_id, s.top, s.chosen) for s in result.scores[7]] == [
+        (2, [(5, 0.0)], [(8, -8.0), (9, -9.0)]),
+        (3, [(6, 0.0)], [(8, -8.0), (9, -9.0)]),
+    ]
+
+
 def test_history_bias_and_bans_are_ranges_of_flat_arrays():
     params = SamplingParams(frequency_penalty=0.5, logit_bias={4: 1.5, 9: -2.0})
     rows = (

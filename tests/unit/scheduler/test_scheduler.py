@@ -120,6 +120,23 @@ def test_a_scored_prompt_does_not_use_the_cache_but_feeds_it() -> None:
     assert engine.sizes()[-1] == 1
 
 
+@pytest.mark.parametrize(("start", "cached"), [(0, 0), (1, 0), (4, 3), (9, 8), (99, 8)])
+def test_scores_from_a_token_on_leave_what_is_before_to_the_cache(start: int, cached: int) -> None:
+    prompt = list(range(1, 10))
+    engine = Engine(page_size=1)
+    engine.add("a", prompt)
+    engine.run()
+    engine.add("b", prompt, prompt_logprobs=0, prompt_logprobs_start=start)
+    outputs = engine.step()
+    assert engine.output is not None
+    assert engine.output.sequences[0].start == cached
+    scores = outputs[0].prompt_logprobs
+    assert scores is not None
+    assert len(scores) == 9
+    assert [s and s.token_id for s in scores[max(start, 1) :]] == prompt[max(start, 1) :]
+    assert all(score is None for score in scores[: max(start, 1)])
+
+
 def test_scores_survive_preemption() -> None:
     engine = Engine(budget=3, num_pages=4)
     engine.add("a", list(range(1, 10)), prompt_logprobs=0, max_tokens=1)

@@ -191,6 +191,9 @@ async def test_logprobs_of_chosen_tokens(client: Client) -> None:
     info = (await generate(client, return_logprob=True, token_ids_logprob=[5, 6])).json["meta_info"]
     assert client.engine.submitted[0].params.logprob_token_ids == (5, 6)
     assert info["output_token_ids_logprobs"] == [[[-7.0, 5, None], [-8.0, 6, None]]]
+    assert info["input_token_ids_logprobs"] == []
+    many = await generate(client, return_logprob=True, logprob_start_len=0, token_ids_logprob=list(range(17)))
+    assert many.error["param"] == "token_ids_logprob"
 
 
 async def test_streams_send_all_there_is_so_far(client: Client) -> None:

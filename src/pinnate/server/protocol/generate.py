@@ -128,6 +128,7 @@ class MetaInfo(msgspec.Struct, kw_only=True):
     output_token_logprobs: list[Scored] | UnsetType = UNSET
     input_top_logprobs: list[list[Scored] | None] | UnsetType = UNSET
     output_top_logprobs: list[list[Scored] | None] | UnsetType = UNSET
+    input_token_ids_logprobs: list[list[Scored] | None] | UnsetType = UNSET
     output_token_ids_logprobs: list[list[Scored] | None] | UnsetType = UNSET
     warnings: list[FieldWarning] | UnsetType = UNSET
 
