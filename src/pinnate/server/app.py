@@ -27,6 +27,7 @@ from pinnate.server.observer import Observer
 from pinnate.server.openapi import Document
 from pinnate.server.operator import Operator
 from pinnate.server.replies import chat_completion, completion
+from pinnate.server.responses.batch import batch_route
 from pinnate.server.responses.routes import responses_routes
 from pinnate.server.score import ScoreEndpoint
 from pinnate.server.sglang import SGLangOperator
@@ -38,7 +39,9 @@ COMPLETIONS = Route(completions.prepare, CompletionChunkWriter, completion)
 
 
 # What a line of a batch may ask for.
-BATCH_ROUTES: Mapping[str, Route] = MappingProxyType({"/v1/chat/completions": CHAT, "/v1/completions": COMPLETIONS})
+BATCH_ROUTES: Mapping[str, Route] = MappingProxyType(
+    {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETIONS, "/v1/responses": batch_route()}
+)
 
 
 def create_app(state: ServerState) -> Starlette:

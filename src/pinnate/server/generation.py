@@ -45,7 +45,8 @@ class Job:
 
     `prompt_logprobs`: show them as a field of their own; an echo shows them with the text. `shown`: what the client
     asked for, where `params` run more candidates than it wants choices (best_of.py). `new_parser` makes the parser of
-    one choice of a chat. `warnings`: its fields that have no effect.
+    one choice of a chat. `warnings`: its fields that have no effect. `context`: what its API
+    needs again to show the answer; nobody else looks into it.
     """
 
     id: str
@@ -65,6 +66,7 @@ class Job:
     shown: SamplingParams | None = None
     new_parser: Callable[[], ChatParser] = PlainParser
     warnings: tuple[FieldWarning, ...] = ()
+    context: object = None
     created: int = field(default_factory=lambda: int(time.time()))
     arrival: float = field(default_factory=time.monotonic)
 
