@@ -316,18 +316,29 @@ void apply_penalties(const SampleArgs& a, int32_t* counts) {
   for (int64_t i = 0; i < a.output_len; ++i) apply(a.output[i]);
 }
 
+// -inf where the bit is not set; 32 logits for each word.
 void apply_mask(const uint32_t* mask, float* logits, int64_t vocab) {
-  for (int64_t i = 0; i < vocab; i += 32) {
+  Ints lane;
+  std::memcpy(&lane, kIota, sizeof lane);
+  const Floats none = Floats{} - kInf;
+  for (int64_t i = 0; i + 32 <= vocab; i += 32) {
     const uint32_t word = mask[i / 32];
     if (word == ~uint32_t{0}) continue;
-    const int64_t end = std::min<int64_t>(32, vocab - i);
-    for (int64_t bit = 0; bit < end; ++bit) logits[i + bit] = (word >> bit & 1u) != 0 ? logits[i + bit] : -kInf;
+    for (int part = 0; part < 32; part += kLanes) {
+      const Ints bits = (Ints{} + static_cast<int32_t>(word >> part)) >> lane;
+      Floats x;
+      std::memcpy(&x, logits + i + part, sizeof x);
+      x = (bits & 1) != 0 ? x : none;
+      std::memcpy(logits + i + part, &x, sizeof x);
+    }
   }
+  for (int64_t i = vocab / 32 * 32; i < vocab; ++i)
+    if ((mask[i / 32] >> (i % 32) & 1u) == 0) logits[i] = -kInf;
 }
 
 // Where penalties and bans leave nothing: the best token that the mask allows, of the raw logits.
 int32_t last_resort(const SampleArgs& a, const float* raw) {
-  if (a.mask == nullptr) return argmax(raw, a.vocab);
+  if (a.mask == nullptr || raw == a.logits) return argmax(raw, a.vocab);  // a mask alone leaves what it allows
   std::memcpy(a.logits, raw, static_cast<size_t>(a.vocab) * sizeof(float));
   apply_mask(a.mask, a.logits, a.vocab);
   return argmax(a.logits, a.vocab);
@@ -372,7 +383,8 @@ void report(SampleArgs& a, const float* raw, int32_t* ids) {
 void sample(SampleArgs& a, float* scratch) {
   int32_t* ids = reinterpret_cast<int32_t*>(scratch + a.vocab);
   const float* raw = a.logits;
-  if (a.target < 0 && (a.prompt_len + a.output_len + a.bias_len > 0 || a.mask != nullptr)) {
+  const bool changed = a.prompt_len + a.output_len + a.bias_len > 0 || (a.mask != nullptr && a.num_top >= 0);
+  if (a.target < 0 && changed) {
     std::memcpy(scratch, a.logits, static_cast<size_t>(a.vocab) * sizeof(float));
     raw = scratch;
   }

@@ -150,6 +150,11 @@ class GrammarMatcher:
     def is_terminated(self) -> bool:
         return self._inner.is_stopped()
 
+    @property
+    def is_accepting(self) -> bool:
+        """Whether the output may end here."""
+        return self._inner.is_accepting()
+
     def advance(self, token: int) -> None:
         if not self._inner.consume_token(token) or self._inner.is_error():
             self._grammar.is_spoilt = True

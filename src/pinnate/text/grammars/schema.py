@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from pinnate.text.grammars.faults import Fault
+from pinnate.text.grammars.formats import with_exact_format
 from pinnate.text.grammars.limits import MAX_DEPTH, MAX_NODES
 from pinnate.text.grammars.regex_cost import check_regex
 
@@ -35,8 +36,8 @@ _NEUTRAL: Mapping[str, Any] = MappingProxyType(
 
 
 def check_schema(schema: Any, *, lenient: bool = False) -> Any:
-    """The schema as it can be compiled: without keywords that allow everything. With `lenient`, also without those that
-    are not supported: whoever asks for that takes values that they would forbid.
+    """The schema as it can be compiled: with exact formats (formats.py), without keywords that allow everything. With
+    `lenient`, also without those that are not supported: whoever asks for that takes values that they would forbid.
 
     Raises:
         Fault: with the path of what is wrong, too large or unsupported.
@@ -64,6 +65,8 @@ class _Walk:
         found = {}
         for name, value in schema.items():
             here = f"{path}/{_escape(name)}"
+            if name == "$id" and depth > 0:
+                raise Fault("$id is supported at the root only", here, unsupported=True)
             if name in _UNSUPPORTED:
                 if self._lenient or (name in _NEUTRAL and _NEUTRAL[name] is value):
                     continue
@@ -71,7 +74,7 @@ class _Walk:
             found[name] = self._keyword(name, value, here, depth)
         if not self._lenient:
             _check_counts(found, path)
-        return found
+        return with_exact_format(found)
 
     def _keyword(self, name: str, value: Any, here: str, depth: int) -> Any:
         if name in _MAPS:
@@ -123,6 +126,11 @@ def _check_pattern(value: Any) -> None:
     check_regex(value)
 
 
+def _check_format(value: Any) -> None:
+    if not isinstance(value, str):
+        raise Fault(f"format must be a string, not {_kind(value)}")
+
+
 def _check_enum(value: Any) -> None:
     if not isinstance(value, list) or not value:
         raise Fault("enum must be a list, not empty")
@@ -136,8 +144,8 @@ def _check_required(value: Any) -> None:
 def _check_ref(value: Any) -> None:
     if not isinstance(value, str):
         raise Fault(f"$ref must be a string, not {_kind(value)}")
-    if "://" in value or value.startswith("//"):
-        raise Fault(f"$ref {value[:128]!r} leads outside of the schema; nothing is fetched", unsupported=True)
+    if not value.startswith("#"):
+        raise Fault(f"$ref {value[:128]!r}: only references within the schema (#...) are followed", unsupported=True)
 
 
 _CHECKS: Mapping[str, Callable[[Any], None]] = MappingProxyType(
@@ -146,6 +154,7 @@ _CHECKS: Mapping[str, Callable[[Any], None]] = MappingProxyType(
         "enum": _check_enum,
         "required": _check_required,
         "pattern": _check_pattern,
+        "format": _check_format,
         "$ref": _check_ref,
         "multipleOf": _check_divisor,
         **dict.fromkeys(
