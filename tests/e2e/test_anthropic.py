@@ -113,3 +113,5 @@ def test_the_blocking_client(server: Server) -> None:
             text = "".join(stream.text_stream)
         assert text
         assert client.messages.create(model=MODEL, messages=USER, max_tokens=8).content
+        assert [model.display_name for model in client.models.list()] == [MODEL]
+        assert client.models.retrieve(MODEL).type == "model"

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 import pinnate
 from pinnate.core.errors import InvalidRequestError, PinnateError
+from pinnate.server.anthropic import models as anthropic_models
 from pinnate.server.body import convert, read_json
 from pinnate.server.errors import describe, error_response
 from pinnate.server.metrics import CONTENT_TYPE
@@ -42,11 +43,16 @@ class Operator:
             return error_response(*describe(error))
         return json_response({"status": "ok"})
 
-    async def models(self, request: Request) -> Response:  # noqa: ARG002
+    async def models(self, request: Request) -> Response:
+        if anthropic_models.is_meant(request):
+            return json_response(anthropic_models.model_page(self._state))
         return json_response(ModelList(data=[self._card(name) for name in self._state.model_names]))
 
     async def model(self, request: Request) -> Response:
-        return json_response(self._card(check_model(request.path_params["model"], self._state.model_names)))
+        name = check_model(request.path_params["model"], self._state.model_names)
+        if anthropic_models.is_meant(request):
+            return json_response(anthropic_models.model_info(self._state, name))
+        return json_response(self._card(name))
 
     async def metrics(self, request: Request) -> Response:  # noqa: ARG002
         state = self._state

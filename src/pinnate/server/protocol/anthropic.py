@@ -192,6 +192,23 @@ class TokensCount(msgspec.Struct, frozen=True):
     input_tokens: int
 
 
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    type: Literal["model"] = "model"
+    display_name: str
+    created_at: str
+    lifecycle: str = "active"
+    max_input_tokens: int
+    max_tokens: int
+
+
+class ModelPage(msgspec.Struct, frozen=True, kw_only=True):
+    data: list[ModelInfo]
+    has_more: bool = False
+    first_id: str
+    last_id: str
+
+
 class TextDelta(msgspec.Struct, frozen=True, tag="text_delta"):
     text: str
 

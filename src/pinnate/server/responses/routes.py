@@ -72,6 +72,18 @@ class CreateResponse:
                 exchange.leave()
 
     async def _background(self, fields: dict[str, Any], namespace: str, send: Send) -> None:
+        try:
+            record, is_stream = await self._start(fields, namespace)
+        except asyncio.CancelledError:
+            if self._state.stopping:
+                raise shutting_down() from None
+            raise
+        if is_stream:
+            await _send_stream(self._state, record, -1, send)
+        else:
+            await _send_json(send, record.response)
+
+    async def _start(self, fields: dict[str, Any], namespace: str) -> tuple[Record, bool]:
         engine = self._state.ready_engine()
         plan = await prepare(self._state, engine, fields, self._store, namespace)
         assembler = _assembler(plan, engine.tokenizer)
@@ -79,10 +91,7 @@ class CreateResponse:
         if plan.job.stream:
             record.events = []
         await background.start(self._state, engine, self._store, plan.job, record, assembler)
-        if plan.job.stream:
-            await _send_stream(self._state, record, -1, send)
-        else:
-            await _send_json(send, record.response)
+        return record, plan.job.stream
 
 
 class _Exchange:

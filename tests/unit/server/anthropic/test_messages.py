@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from anthropic.types import ModelInfo
 
 from pinnate.core.errors import EngineDeadError
 from pinnate.core.request import FinishReason
@@ -220,3 +221,16 @@ async def test_a_client_that_leaves_and_a_server_that_ends(client: Client) -> No
         assert client.engine.streams[-1].aborted
         assert not client.state.ongoing
     assert events(answer)[-1].error.message == "the server is shutting down"
+
+
+async def test_models_as_its_clients_know_them(client: Client) -> None:
+    version = {"anthropic-version": "2023-06-01"}
+    page = (await client.call("GET", "/v1/models", headers=version)).json
+    assert {name: page[name] for name in ("has_more", "first_id", "last_id")} == {
+        "has_more": False, "first_id": "Tiny", "last_id": "Tiny",
+    }  # fmt: skip
+    one = (await client.call("GET", "/v1/models/Tiny", headers=version)).json
+    assert page["data"] == [one]
+    assert ModelInfo.model_validate(one).max_input_tokens == 100
+    assert set(one) <= set(ModelInfo.model_fields)
+    assert (await client.call("GET", "/v1/models")).json["object"] == "list"

@@ -298,6 +298,25 @@ async def test_the_server_ends() -> None:
     assert not client.state.ongoing
 
 
+async def test_the_server_ends_before_a_background_response_began(client: Client) -> None:
+    waiting = asyncio.Event()
+
+    async def tokenize(*_: Any) -> list[int]:
+        await waiting.wait()
+        return []
+
+    client.engine.tokenize = tokenize  # type: ignore[method-assign]
+    call = asyncio.create_task(create(client, background=True))
+    async with asyncio.timeout(10):
+        while not client.state.ongoing:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.01)
+        client.state.stop_requests()
+        answer = await call
+    assert (answer.status, answer.error["code"]) == (503, "shutting_down")
+    assert len(store_of(client)) == 0
+
+
 async def test_counting_input_tokens(client: Client) -> None:
     answer = await client.post("/v1/responses/input_tokens", {"input": "hi", "instructions": "S"})
     assert answer.json == {"object": "response.input_tokens", "input_tokens": len("[system]S[user]hi[assistant]")}
