@@ -3,9 +3,9 @@
     python benchmarks/leaks.py [--requests 2000] [--out FILE] [--executor simulated] [-- FLAGS OF pinnate serve]
 
 Starts a small server (8 sequences at once, steps of 1 ms) and sends it requests of every kind: plain and streamed, n
-choices, several prompts, beams, best_of, schemas that must be compiled. Most clients leave: in the middle of their own
-body, while queued, compiling, in the prompt, in the output; by FIN, by RST, by closing their half alone. At ten points,
-with everybody gone: gauges, the books of the KV memory, memory and open files of both processes.
+choices, several prompts, beams, best_of, schemas that must be compiled, and the other APIs. Most clients leave: in the
+middle of their own body, while queued, compiling, in the prompt, in the output; by FIN, by RST, by closing their half
+alone. At ten points, with everybody gone: gauges, the books of the KV memory, memory and open files of both processes.
 """
 
 from __future__ import annotations
@@ -74,12 +74,29 @@ def schema(rng: random.Random) -> Body:
     return path, {**fields, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": wanted}}}
 
 
-KINDS: tuple[Callable[[random.Random], Body], ...] = (plain, chat, choices, prompts, beams, best_of, schema)
+def messages(rng: random.Random) -> Body:
+    return "/v1/messages", {"model": "SmolLM2-135M-Instruct", **chat(rng)[1]}
+
+
+def responses(rng: random.Random) -> Body:
+    limit = {"max_output_tokens": rng.choice((20, 600)), "max_tokens": None}
+    return "/v1/responses", {"input": "hi " * rng.randrange(1, 300), "store": False, **limit}
+
+
+def generate(rng: random.Random) -> Body:
+    sampling = {"max_new_tokens": 200, "ignore_eos": True, "n": 2}
+    return "/generate", {"input_ids": [ids(rng) for _ in range(2)], "sampling_params": sampling, "max_tokens": None}
+
+
+KINDS: tuple[Callable[[random.Random], Body], ...] = (
+    plain, chat, choices, prompts, beams, best_of, schema, messages, responses, generate,
+)  # fmt: skip
 
 
 def make_request(rng: random.Random) -> bytes:
     path, fields = rng.choice(KINDS)(rng)
-    length = {} if "response_format" in fields else {"ignore_eos": True}
+    free = path in ("/v1/completions", "/v1/chat/completions") and "response_format" not in fields
+    length = {"ignore_eos": True} if free else {}
     body = {"max_tokens": rng.choice((20, 600)), "stream": rng.random() < 0.5, **length, **fields}
     data = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
