@@ -88,13 +88,14 @@ def generate(rng: random.Random) -> Body:
     return "/generate", {"input_ids": [ids(rng) for _ in range(2)], "sampling_params": sampling, "max_tokens": None}
 
 
-KINDS: tuple[Callable[[random.Random], Body], ...] = (
+Kinds = tuple[Callable[[random.Random], Body], ...]
+KINDS: Kinds = (
     plain, chat, choices, prompts, beams, best_of, schema, messages, responses, generate,
 )  # fmt: skip
 
 
-def make_request(rng: random.Random) -> bytes:
-    path, fields = rng.choice(KINDS)(rng)
+def make_request(rng: random.Random, kinds: Kinds) -> bytes:
+    path, fields = rng.choice(kinds)(rng)
     free = path in ("/v1/completions", "/v1/chat/completions") and "response_format" not in fields
     length = {"ignore_eos": True} if free else {}
     body = {"max_tokens": rng.choice((20, 600)), "stream": rng.random() < 0.5, **length, **fields}
@@ -106,9 +107,10 @@ def make_request(rng: random.Random) -> bytes:
 class Crowd:
     """CLIENTS clients at once, until the wanted number of requests has been made. `seen` counts ways and answers."""
 
-    def __init__(self, port: int, rng: random.Random) -> None:
+    def __init__(self, port: int, rng: random.Random, kinds: Kinds) -> None:
         self._port = port
         self._rng = rng
+        self._kinds = kinds
         self.seen: Counter[str] = Counter()
 
     async def run(self, count: int) -> None:
@@ -116,7 +118,7 @@ class Crowd:
 
         async def client() -> None:
             for _ in left:
-                await self._one(make_request(self._rng), self._rng.choices(WAYS, WEIGHTS)[0])
+                await self._one(make_request(self._rng, self._kinds), self._rng.choices(WAYS, WEIGHTS)[0])
 
         await asyncio.gather(*(client() for _ in range(CLIENTS)))
 
@@ -232,13 +234,15 @@ def footprint(pid: int) -> dict[str, float]:
     }
 
 
-async def measure(server: Server, requests: int, seed: int, points: int = POINTS) -> dict[str, Any]:
+async def measure(
+    server: Server, requests: int, seed: int, *, points: int = POINTS, kinds: Kinds = KINDS
+) -> dict[str, Any]:
     """Footprints of both processes after each of `points` rounds.
 
     Raises:
         SystemExit: a round left something behind.
     """
-    crowd = Crowd(server.port, random.Random(seed))
+    crowd = Crowd(server.port, random.Random(seed), kinds)
     rounds = []
     for _ in range(points):
         await crowd.run(requests // points)
@@ -253,12 +257,14 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--executor", default="simulated")
+    parser.add_argument("--kinds", default=",".join(kind.__name__ for kind in KINDS))
     parser.add_argument("--out", type=Path)
     parser.add_argument("flags", nargs="*", help="more flags of pinnate serve, after --")
     args = parser.parse_args()
+    kinds = tuple(kind for kind in KINDS if kind.__name__ in args.kinds.split(","))
     server = Server(args.executor, args.flags)
     try:
-        result = asyncio.run(measure(server, args.requests, args.seed))
+        result = asyncio.run(measure(server, args.requests, args.seed, kinds=kinds))
     finally:
         code = server.stop()
     print(result["seen"], "aborted choices", result["aborted_choices"], "exit code", code)

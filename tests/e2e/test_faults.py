@@ -63,7 +63,7 @@ def test_requests_aborted_at_random_leave_nothing() -> None:
     assert code == 0
     assert result["aborted_choices"] > 300
     stayed = result["seen"]["stay"]
-    assert result["seen"]["200"] == stayed > 10
+    assert result["seen"]["200"] + result["seen"].get("429", 0) == stayed > 10  # 429: too many schemas at once
     _, early, late = result["rounds"]
     for name in ("server", "engine"):
         assert late[name]["rss_mb"] < early[name]["rss_mb"] + 30
