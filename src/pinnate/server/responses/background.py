@@ -40,6 +40,8 @@ async def start(
     Raises:
         RequestError, EngineError: the engine does not take it; nothing is stored.
     """
+    if job.warnings:
+        _logger.warning("%s: without effect: %r", job.id, [warning.param for warning in job.warnings])
     with renamed(RENAMES):
         streams = await submit(engine, job)
     run = _Run(state, engine, store, record, assembler)
