@@ -13,24 +13,34 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from pinnate.server.errors import ErrorObject, error_response
-from pinnate.server.limits import ServerLimits
+from pinnate.server.limits import SPOOLED_PATHS, ServerLimits
 
 WRITE_PROGRESS = 16 * 2**10  # bytes that a client must read in `write_timeout` while more than its buffer waits
 
 _logger = logging.getLogger("pinnate.server")
 
 
-class Connection(HttpToolsProtocol):
-    """One client's connection. `max_connections` counts this server's."""
+@dataclass(slots=True)
+class Arriving:
+    """What all connections hold together of bodies that are not complete."""
 
-    def __init__(self, limits: ServerLimits, max_connections: int, **uvicorn: Any) -> None:
+    num_bytes: int = 0
+
+
+class Connection(HttpToolsProtocol):
+    """One client's connection. `max_connections` counts this server's, `arriving` is shared by all of them."""
+
+    def __init__(self, limits: ServerLimits, max_connections: int, arriving: Arriving, **uvicorn: Any) -> None:
         super().__init__(**uvicorn)
         self._limits = limits
+        self._arriving = arriving
+        self._body_bytes = 0
         self._max_connections = max_connections
         self._reading: asyncio.TimerHandle | None = None  # runs while a head or a body is on its way
         self._writing: asyncio.TimerHandle | None = None  # runs while the client does not read
@@ -51,6 +61,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_reading()
+        self._forget_body()
         if self._writing is not None:
             self._writing.cancel()
         super().connection_lost(exc)
@@ -62,7 +73,10 @@ class Connection(HttpToolsProtocol):
         super().data_received(data)
         if self._reading is None and self.timeout_keep_alive_task is None and not self._is_answering():
             self._expect(self._limits.head_timeout)  # blank lines before a request have stopped uvicorn's own timer
-        if self._in_head and self._head_bytes > self._limits.max_head_bytes and not self.transport.is_closing():
+        if self._body_bytes and self._arriving.num_bytes > self._limits.max_arriving_bytes:
+            most = self._limits.max_arriving_bytes
+            self._refuse(503, f"bodies of more than {most} bytes are arriving at the same time", "too_many_bodies")
+        elif self._in_head and self._head_bytes > self._limits.max_head_bytes and not self.transport.is_closing():
             self._refuse(431, f"the headers are larger than {self._limits.max_head_bytes} bytes", "headers_too_large")
 
     def on_message_begin(self) -> None:
@@ -78,15 +92,23 @@ class Connection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._expect(self._limits.body_timeout)
+        if self._is_answering() and self.scope["path"] not in SPOOLED_PATHS:  # after its answer it is dropped
+            self._body_bytes += len(body)
+            self._arriving.num_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._stop_reading()
+        self._forget_body()
         self._head_bytes = 0
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, msg.rstrip("."), "invalid_http")
+
+    def _forget_body(self) -> None:
+        self._arriving.num_bytes -= self._body_bytes
+        self._body_bytes = 0
 
     def _expect(self, seconds: float) -> None:
         self._stop_reading()
@@ -159,7 +181,9 @@ class Connection(HttpToolsProtocol):
 def connection_factory(limits: ServerLimits, max_connections: int) -> Callable[..., Connection]:
     """What uvicorn calls for each connection."""
 
+    arriving = Arriving()
+
     def make(**uvicorn: Any) -> Connection:
-        return Connection(limits, max_connections, **uvicorn)
+        return Connection(limits, max_connections, arriving, **uvicorn)
 
     return make

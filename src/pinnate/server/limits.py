@@ -12,6 +12,7 @@ import msgspec
 
 from pinnate.core.errors import ConfigError
 
+SPOOLED_PATHS = frozenset({"/v1/files"})  # their bodies go to disk as they arrive
 MIN_CONNECTIONS = 16
 OWN_DESCRIPTORS = 128  # open files that are not connections
 MAX_JSON_DEPTH = 128  # of a body; deeper ones are no use to anybody, and code that walks them recurses
@@ -20,11 +21,12 @@ MAX_JSON_DEPTH = 128  # of a body; deeper ones are no use to anybody, and code t
 class ServerLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes in bytes, times in seconds; None is no limit.
 
-    `head_timeout`: from the first byte of a request (or the connection) to the end of its headers. `body_timeout`:
-    silence in the middle of a body. `write_timeout`: how long a client may leave more than WRITE_BUFFER bytes unread.
-    `idle_timeout`: between two requests on one connection. `keep_alive_interval`: a stream without output gets a
-    comment this often. `queue_timeout`: until a request is computed for the first time. `request_timeout`: until its
-    end. `max_connections`: None takes what the file descriptors allow.
+    `max_arriving_bytes`: of all bodies together that are not complete yet. `max_connections`: None takes what the file
+    descriptors allow. `head_timeout`: from the first byte of a request (or the connection) to the end of its headers.
+    `body_timeout`: silence in the middle of a body. `write_timeout`: how long a client that leaves more than its buffer
+    unread may take for the next 16 KiB. `idle_timeout`: between two requests on one connection. `keep_alive_interval`:
+    a stream without output gets a comment this often. `queue_timeout`: until a request is computed for the first time.
+    `request_timeout`: until its end.
 
     Raises:
         ConfigError: a value is out of range; the message names it.
@@ -32,6 +34,7 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     max_body_bytes: int = 32 * 2**20
     max_file_bytes: int = 200 * 2**20  # that is uploaded for batches
+    max_arriving_bytes: int = 512 * 2**20
     max_head_bytes: int = 64 * 2**10
     max_connections: int | None = None
     head_timeout: float = 30.0
@@ -56,7 +59,7 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _LEAST = {
-    "max_body_bytes": 1024, "max_file_bytes": 1024, "max_head_bytes": 1024, "max_connections": 1, "head_timeout": 0.05,
+    "max_body_bytes": 1024, "max_arriving_bytes": 1024, "max_head_bytes": 1024, "max_connections": 1, "head_timeout": 0.05,
     "body_timeout": 0.05, "write_timeout": 0.05, "idle_timeout": 0.05, "keep_alive_interval": 0.05,
     "queue_timeout": 0.001, "request_timeout": 0.001,
 }  # fmt: skip

@@ -17,7 +17,13 @@ from pinnate.server.limits import ServerLimits
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 LIMITS = ServerLimits(
-    head_timeout=0.2, body_timeout=0.2, write_timeout=0.2, idle_timeout=0.2, max_head_bytes=4096, max_connections=4
+    head_timeout=0.2,
+    body_timeout=0.2,
+    write_timeout=0.2,
+    idle_timeout=0.2,
+    max_head_bytes=4096,
+    max_connections=4,
+    max_arriving_bytes=100_000,
 )
 
 
@@ -223,6 +229,25 @@ async def test_one_connection_too_many_gets_a_503(connect: Connect) -> None:
     reader, writer = await connect()
     writer.write(GET)
     assert await reader.readuntil(b"ok")
+
+
+async def test_bodies_that_arrive_at_the_same_time_have_a_limit_together(connect: Connect, app: App) -> None:
+    post = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n"
+    reader, writer = await connect()
+    writer.write(post + bytes(59_999))
+    await asyncio.sleep(0.05)
+    second, other = await connect()
+    other.write(post + bytes(59_999))
+    answer = await everything(second)
+    assert (status(answer), error(answer)["code"]) == (503, "too_many_bodies")
+    writer.write(b"x")  # the first one is not the last straw
+    assert await reader.readuntil(b"60000")
+    for _ in range(3):  # and what is complete counts no more
+        writer.write(post + bytes(60_000))
+        assert await reader.readuntil(b"60000")
+    assert app.left == 1
+    writer.write(post.replace(b"/ ", b"/v1/files ").replace(b"60000", b"600000") + bytes(600_000))
+    assert await reader.readuntil(b"600000")
 
 
 def stop_reading(writer: asyncio.StreamWriter) -> None:
