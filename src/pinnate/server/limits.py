@@ -59,9 +59,9 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _LEAST = {
-    "max_body_bytes": 1024, "max_arriving_bytes": 1024, "max_head_bytes": 1024, "max_connections": 1, "head_timeout": 0.05,
-    "body_timeout": 0.05, "write_timeout": 0.05, "idle_timeout": 0.05, "keep_alive_interval": 0.05,
-    "queue_timeout": 0.001, "request_timeout": 0.001,
+    "max_body_bytes": 1024, "max_arriving_bytes": 1024, "max_head_bytes": 1024, "max_connections": 1,
+    "head_timeout": 0.05, "body_timeout": 0.05, "write_timeout": 0.05, "idle_timeout": 0.05,
+    "keep_alive_interval": 0.05, "queue_timeout": 0.001, "request_timeout": 0.001,
 }  # fmt: skip
 
 
