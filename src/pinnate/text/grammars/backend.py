@@ -10,6 +10,7 @@ regular expressions, and walks a trie of the vocabulary to find which tokens fit
 from __future__ import annotations
 
 import ctypes
+import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -23,6 +24,7 @@ from pinnate.text.grammars.source import grammar_of
 if TYPE_CHECKING:
     from pinnate.text.tokenizer import Tokenizer
 
+PROBED_TOKENS = 12
 _SENTINEL = "\x02"  # stands before a text that follows other text; never merged with it
 
 
@@ -92,6 +94,7 @@ class LLGuidanceBackend:
 
     def __init__(self, vocabulary: VocabularyBytes) -> None:
         self._tokenizer = vocabulary.build()
+        self._ends = frozenset(vocabulary.eos_token_ids)
         self._mask_words = (len(vocabulary.tokens) + 31) // 32
         self._limits = LLParserLimits(
             max_items_in_row=limits.MAX_ITEMS_IN_ROW,
@@ -113,15 +116,30 @@ class LLGuidanceBackend:
         return Grammar(matcher)
 
     def check(self, grammar: str) -> None:
-        """Compiles, and computes the first mask.
+        """Compiles, and follows it for a few tokens: most of what goes beyond a limit does so early.
 
         Raises:
             GrammarError: the reason why it cannot be followed.
         """
-        compiled = self.compile_text(grammar)
-        matcher = compiled.start()
-        matcher.fill(memoryview(bytearray(self._mask_words * 4)).cast("I"))
-        matcher.raise_error()
+        matcher = self.compile_text(grammar).start()
+        chance = random.Random(0)
+        for _ in range(PROBED_TOKENS):
+            mask = bytearray(self._mask_words * 4)
+            matcher.fill(memoryview(mask).cast("I"))
+            matcher.raise_error()
+            token = _any_bit(int.from_bytes(mask, "little"), chance)
+            if token is None or token in self._ends:
+                return
+            matcher.advance(token)
+            if matcher.is_terminated:
+                return
+
+
+def _any_bit(bits: int, chance: random.Random) -> int | None:
+    """One that is set, the first behind a place drawn at random; None where there is none."""
+    start = chance.randrange(bits.bit_length() or 1)
+    rest = bits >> start << start or bits
+    return (rest & -rest).bit_length() - 1 if rest else None
 
 
 class Grammar:
