@@ -16,7 +16,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import leaks
+import openai
 import pytest
 
 from tests.e2e.conftest import MODEL, open_session
@@ -215,3 +217,24 @@ async def test_a_long_request_ends_in_time_and_others_do_not_notice(start: Start
         assert (plain.status, plain.error["code"]) == (504, "request_timeout")
         assert (await api.complete("x", max_tokens=20)).status == 200
         await api.until_idle()
+
+
+async def test_real_clients_skip_comments_and_come_back_when_told(start: Start) -> None:
+    flags = ("--max-num-seqs", "1", "--max-num-queued-reqs", "1", "--limit", "keep_alive_interval=0.1")
+    server = start(*flags, step_ms=250)
+    clients = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=9)
+    claude = anthropic.AsyncAnthropic(base_url=server.url, api_key="x", max_retries=9)
+    hello: Any = [{"role": "user", "content": "hi"}]
+
+    async def chunks() -> int:
+        stream = await clients.chat.completions.create(model=MODEL, messages=hello, max_tokens=4, stream=True)
+        return len([chunk async for chunk in stream])
+
+    async def message() -> str | None:
+        async with claude.messages.stream(model=MODEL, messages=hello, max_tokens=4) as stream:
+            return (await stream.get_final_message()).stop_reason
+
+    async with clients, claude, connect(server) as api:
+        counts = await asyncio.gather(*(chunks() for _ in range(3)), message())
+        assert all(counts)
+        assert (await api.metrics())["requests_rejected_total"] >= 1
