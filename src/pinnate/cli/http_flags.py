@@ -20,7 +20,15 @@ from pinnate.core.logs import LOG_FORMATS
 from pinnate.server.settings import METRICS_COMPAT
 
 _LOG_LEVELS = ("debug", "info", "warning", "error")
-_PLAIN = ("ssl_certfile", "ssl_keyfile", "access_log", "log_level", "log_format", "metrics_compat")
+_PLAIN = (
+    "ssl_certfile",
+    "ssl_keyfile",
+    "access_log",
+    "log_level",
+    "log_format",
+    "metrics_compat",
+    "otlp_traces_endpoint",
+)
 HIDDEN = argparse.SUPPRESS
 
 
@@ -50,6 +58,7 @@ def add_log_arguments(group: argparse._ActionsContainer) -> None:
         )
     add_flag(group, "--log-level", choices=_LOG_LEVELS, metavar="LEVEL", help=", ".join(_LOG_LEVELS))
     add_flag(group, "--metrics-compat", choices=METRICS_COMPAT, help=HIDDEN)
+    add_flag(group, "--otlp-traces-endpoint", aliases=["--otlp-endpoint"], metavar="URL", help=HIDDEN)
     add_flag(group, "--log-format", choices=LOG_FORMATS, help=HIDDEN)
 
 

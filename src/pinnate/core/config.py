@@ -12,6 +12,7 @@ import msgspec
 
 from pinnate.core.errors import ConfigError
 from pinnate.core.kv_events import KVEventsConfig
+from pinnate.core.logs import LOG_FORMATS
 
 DTYPES = ("auto", "bfloat16", "float32")
 QUANTIZATIONS = ("none", "int8", "int4")
@@ -59,6 +60,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_queued_reqs: int = 1024
     max_num_queued_tokens: int | None = None  # prompt tokens of waiting requests
     seed: int | None = None  # draws the seeds of requests that give none; None: LLM always the same, a server never
+    log_format: str = "text"  # of the engine process's own lines, see core/logs.py
     check_integrity: bool = False  # prove the KV memory's conservation after every step (tests, debugging)
 
     def __post_init__(self) -> None:
@@ -70,6 +72,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         _one_of("--schedule-policy", self.schedule_policy, POLICIES)
         _one_of("--eviction-policy", self.eviction_policy, EVICTION_POLICIES)
         _one_of("--cache-report", self.cache_report, CACHE_REPORTS)
+        _one_of("--log-format", self.log_format, LOG_FORMATS)
         if not 0 <= self.pin_quota <= MAX_PIN_QUOTA:
             raise ConfigError(f"--pin-quota is a share from 0 to {MAX_PIN_QUOTA}, got {self.pin_quota}")
         if not self.enable_prefix_caching and (self.pin_quota or self.cache_report != "off" or self.publishes_events):

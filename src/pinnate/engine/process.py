@@ -22,6 +22,7 @@ import zmq
 
 from pinnate.core.config import read_environment
 from pinnate.core.errors import PinnateError
+from pinnate.core.logs import setup_logging
 from pinnate.core.messages import EngineFailed, EngineReady, FromEngine, ToEngine
 from pinnate.engine.build import build_engine
 from pinnate.engine.child import LENGTH_BYTES, Startup
@@ -125,16 +126,16 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faulthandler.enable()
-    logging.basicConfig(
-        level=read_environment().log_level.upper(), format="%(asctime)s %(levelname)s engine %(name)s: %(message)s"
-    )
+    level = read_environment().log_level
     # Unbuffered: a buffered reader would hold its lock inside the watching thread while the interpreter ends.
     stream = open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)  # noqa: SIM115
     try:
         startup = read_startup(stream)
     except EOFError as error:
+        setup_logging(level, process="engine")
         log.error("%s", error)
         return 1
+    setup_logging(level, startup.config.log_format, "engine")
     end_with_parent(stream, startup.address)
     return run(startup)
 

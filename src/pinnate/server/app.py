@@ -22,7 +22,7 @@ from pinnate.server.endpoint import GenerationEndpoint, Route
 from pinnate.server.errors import handlers
 from pinnate.server.generate import GenerateEndpoint
 from pinnate.server.no_data_dir import NoDataDir
-from pinnate.server.observability import add_compat, listeners
+from pinnate.server.observability import add_sources, listeners
 from pinnate.server.observer import Observer
 from pinnate.server.openapi import Document
 from pinnate.server.operator import Operator
@@ -46,7 +46,7 @@ BATCH_ROUTES: Mapping[str, Route] = MappingProxyType(
 
 def create_app(state: ServerState) -> Starlette:
     """The ASGI application. `state.engine` may still be None: requests then get 503, and so does /health."""
-    add_compat(state)
+    add_sources(state)
     routes = [*_openai(state), *responses_routes(state), *anthropic_routes(state), *_sglang(state)]
     routes += [*_scores(state), *_operator(state), *_cache(state), *_batches(state)]
     routes.append(_document(state, routes))

@@ -25,6 +25,8 @@ from pinnate.core.logs import setup_logging
 from pinnate.engine.child import EngineChild
 from pinnate.server.listener import open_listener, raise_descriptor_limit
 from pinnate.server.settings import ServerSettings
+from pinnate.server.tls import check_certificate
+from pinnate.server.tracing import check_tracing
 
 if TYPE_CHECKING:
     import uvicorn
@@ -53,7 +55,8 @@ def serve(config: EngineConfig, settings: ServerSettings) -> int:
     """
     began = time.monotonic()
     setup_logging(settings.log_level, settings.log_format)
-    check_certificate(settings)
+    check_certificate(settings.ssl_certfile, settings.ssl_keyfile)
+    check_tracing(settings.otlp_traces_endpoint)
     listener = open_listener(settings.host, settings.port)
     try:
         template = _read_template(settings.chat_template)
@@ -63,26 +66,6 @@ def serve(config: EngineConfig, settings: ServerSettings) -> int:
         return uvloop.run(_Life(config, settings, listener, began).run(child, template, storage))
     finally:
         listener.close()
-
-
-def check_certificate(settings: ServerSettings) -> None:
-    """
-    Raises:
-        ConfigError: the certificate or its key cannot be read, or they do not belong together.
-    """
-    if settings.ssl_certfile is None:
-        return
-    import ssl  # only where it is used: it costs some milliseconds of the start
-
-    try:
-        # Without a password given, a terminal would be asked for it.
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
-            settings.ssl_certfile, settings.ssl_keyfile, password=lambda: ""
-        )
-    except OSError as error:  # ssl.SSLError is one
-        both = f"--ssl-certfile {settings.ssl_certfile} --ssl-keyfile {settings.ssl_keyfile}"
-        reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
-        raise ConfigError(f"{both}: {reason or error}; PEM files are needed, the key without a password") from None
 
 
 def _read_template(path: str | None) -> str | None:
@@ -154,6 +137,8 @@ class _Life:
         finally:
             stopping.cancel()
             await _end(server, serving, starting)
+            for close in state.closers:
+                await asyncio.to_thread(close)
             if storage is not None:
                 await storage.close()
 

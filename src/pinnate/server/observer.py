@@ -30,8 +30,8 @@ Listener = Callable[[RequestRecord], None]
 
 
 class Observer:
-    """`routes` maps endpoints to the patterns of their paths; `listeners` get each record once, when its request has
-    ended."""
+    """`routes` maps endpoints to the patterns of their paths, for versions of Starlette whose router does not tell the
+    route. `listeners` get each record once, when its request has ended."""
 
     def __init__(self, app: ASGIApp, routes: Mapping[Any, str], listeners: Sequence[Listener]) -> None:
         self._app = app
@@ -59,7 +59,7 @@ class Observer:
             await error_response(status, described, scope=scope)(scope, receive, watch)
         finally:
             record.status = record.status or CLIENT_LEFT
-            record.route = self._routes.get(scope.get("endpoint"))
+            record.route = getattr(scope.get("route"), "path", None) or self._routes.get(scope.get("endpoint"))
             record.caller = caller_of(scope)
             for listener in self._listeners:
                 listener(record)

@@ -14,6 +14,8 @@ from pinnate.core.sampling import SamplingParams
 from pinnate.server.auth import EVERYONE, Caller
 from pinnate.server.request_ids import given_request_id, new_request_id
 
+TRACE_HEADERS = frozenset({b"traceparent", b"tracestate"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
@@ -54,18 +56,21 @@ class RequestRecord:
     route: str | None = None
     caller: Caller = EVERYONE
     error_code: str | None = None
+    trace_context: dict[str, str] = field(default_factory=dict)  # W3C's headers, as the client sent them
     generations: list[Generation] = field(default_factory=list)
 
     @classmethod
     def begin(cls, scope: Scope) -> RequestRecord:
         given = given_request_id(scope)
         client = scope.get("client")
+        context = {k.decode(): v.decode("latin-1") for k, v in scope["headers"] if k in TRACE_HEADERS}
         return cls(
             request_id=given or new_request_id(),
             has_given_id=given is not None,
             method=scope["method"],
             path=scope["path"],
             client=client[0] if client else "",
+            trace_context=context,
         )
 
 

@@ -21,6 +21,7 @@ _QUANTISATION = re.compile(r"[.\-](?:I?Q\d\w*|BF16|F16|F32)$", re.IGNORECASE)
 DEFAULT_MAX_LOGPROBS = 20
 MAX_KEY_LENGTH = 512
 _KEY = re.compile(rf"[!-~]{{1,{MAX_KEY_LENGTH}}}")
+_ENDPOINT = re.compile(r"https?://[^/\s?#]+(/[^\s]*)?")
 METRICS_COMPAT = ("none", "vllm", "sglang", "both")
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\s@*]+")
 
@@ -35,6 +36,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     fields, which otherwise get a warning. `api_keys`: one of them is needed of clients; none: everybody may call.
     `admin_api_keys`: with them set, the operator's routes need one of these. `allowed_origins`: of web pages that may
     call (CORS), `*` is all. `access_log`: one line for each request. `metrics_compat`: whose names /metrics shows too.
+    `otlp_traces_endpoint`: where spans are sent, by OTLP over HTTP.
     `max_logprobs`: alternatives that a request may ask for at each token.
     `data_dir`: folder of files and batches, which are off without it.
 
@@ -62,6 +64,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str = "info"
     log_format: str = "text"
     metrics_compat: str = "none"
+    otlp_traces_endpoint: str | None = None
 
     def __post_init__(self) -> None:
         if (self.tool_call_parser, self.reasoning_parser) != ("auto", "auto"):
@@ -85,6 +88,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.log_format not in LOG_FORMATS:
             raise ConfigError(f"--log-format must be one of {', '.join(LOG_FORMATS)}, got {self.log_format!r}")
+        if self.otlp_traces_endpoint is not None and _ENDPOINT.fullmatch(self.otlp_traces_endpoint) is None:
+            raise ConfigError(
+                f"--otlp-traces-endpoint {self.otlp_traces_endpoint!r} is not a URL such as http://localhost:4318"
+            )
         for origin in self.allowed_origins:
             if _ORIGIN.fullmatch(origin) is None:
                 raise ConfigError(

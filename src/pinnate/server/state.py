@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pinnate.core.errors import EngineDeadError
@@ -47,6 +48,7 @@ class ServerState:
         self.engine: AsyncEngine | None = None
         self.chat_template: ChatTemplate | None = None
         self.metrics = Metrics(more_bounds(settings.metrics_compat))
+        self.closers: list[Callable[[], None]] = []  # called at the end of the server's life, in a thread
         self.batches: Batches | None = None  # with --data-dir
         self.chat_formats: ChatFormats | None = None  # chosen when first needed
         self.longest_token: int | None = None  # bytes; found when first needed
