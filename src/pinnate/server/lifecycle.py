@@ -23,6 +23,7 @@ from pinnate.core.config import EngineConfig
 from pinnate.core.errors import ConfigError
 from pinnate.core.logs import setup_logging
 from pinnate.engine.child import EngineChild
+from pinnate.server.grammar_metrics import grammar_source
 from pinnate.server.listener import open_listener, raise_descriptor_limit
 from pinnate.server.settings import ServerSettings
 from pinnate.server.tls import check_certificate
@@ -123,6 +124,7 @@ class _Life:
             if starting.done():
                 state.engine = starting.result()
                 state.engine.listen(state.metrics.record_stats)
+                state.metrics.sources.append(grammar_source(state.engine.grammars))
                 _adopt_template(state, state.engine, template)
                 state.phase = Phase.SERVING
                 self._announce(state, state.engine)

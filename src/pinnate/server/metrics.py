@@ -37,6 +37,7 @@ _COUNTERS = {  # field of EngineStats -> (name, without the _total that the form
     "tier_stored_pages": ("kv_tier_stored_pages", "KV pages stored in the tier."),
     "tier_rejected_pages": ("kv_tier_rejected_pages", "KV pages of the tier that could not be read or trusted."),
     "swaps": ("num_swaps", "Preempted sequences whose pages went to the tier."),
+    "forced_tokens": ("structured_forced_tokens", "Tokens of structured outputs appended without being drawn."),
     "steps": ("engine_steps", "Steps of the engine."),
     "step_seconds": ("engine_step_seconds", "Time in steps, execution included."),
     "execute_seconds": ("engine_execute_seconds", "Time in the executor."),
