@@ -86,7 +86,7 @@ BAD_INPUT: list[tuple[int, str | None, Any]] = [
     (400, "logit_bias", {"prompt": P1, "logit_bias": {"49152": 1}}),
     (400, "stop_token_ids", {"prompt": P1, "stop_token_ids": [49152]}),
     (400, "suffix", {"prompt": P1, "suffix": "the end"}),
-    (400, "audio", {"prompt": P1, "audio": {}}),
+    (400, "audio_data", {"prompt": P1, "audio_data": ["x"]}),
     (413, None, b'{"prompt": "' + b"x" * 100_000_000 + b'"}'),
 ]
 
