@@ -1,0 +1,175 @@
+"""A real server with keys, TLS, JSON logs, traces and all metrics at once; what it refuses to start with."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import ssl
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from pinnate.server.auth import namespace
+from tests.e2e.harness import Server
+from tests.unit.server.test_tracing import Collector
+
+KEY, ADMIN = "k-3f9a-secret-key", "admin-77-secret"
+SECRET = "the quick brown secret"
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl makes the certificate, and is not installed")
+    folder = tmp_path_factory.mktemp("tls")
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
+         "-keyout", str(key), "-out", str(cert), "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return cert, key
+
+
+class TLSServer(Server):
+    """As Server, over TLS with a certificate that clients check."""
+
+    context: ssl.SSLContext
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, dict[str, str], bytes]:
+        request = urllib.request.Request(
+            f"https://127.0.0.1:{self.port}{path}", method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Content-Type": "application/json", **{k.replace("_", "-"): v for k, v in headers.items()}},
+        )  # fmt: skip
+        try:
+            with urllib.request.urlopen(request, timeout=30, context=self.context) as answer:
+                return answer.status, {k.lower(): v for k, v in answer.headers.items()}, answer.read()
+        except urllib.error.HTTPError as error:
+            return error.code, {k.lower(): v for k, v in error.headers.items()}, error.read()
+
+    def health(self) -> int:
+        try:
+            return self.ask("GET", "/health")[0]
+        except OSError:
+            return 0
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    running = Collector()
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    started: list[Server] = []
+
+    def make(kind: type[Server], *flags: str) -> Server:
+        started.append(kind(tmp_path, "--executor", "simulated", "--max-model-len", "512", *flags))
+        return started[-1]
+
+    yield make
+    for server in started:
+        server.stop()
+
+
+def test_all_of_it_at_once(
+    start: Callable[..., Server], certificate: tuple[Path, Path], collector: Collector, tmp_path: Path
+) -> None:
+    cert, key = certificate
+    keys = tmp_path / "keys"
+    keys.write_text(f"# clients\n{KEY}\n")
+    server = start(
+        TLSServer, "--ssl-certfile", str(cert), "--ssl-keyfile", str(key), "--api-key-file", str(keys),
+        "--admin-api-key", ADMIN, "--log-format", "json", "--metrics-compat", "both",
+        "--otlp-traces-endpoint", collector.url,
+    )  # fmt: skip
+    assert isinstance(server, TLSServer)
+    server.context = ssl.create_default_context(cafile=str(cert))
+    server.wait_until(200)
+    bearer, admin = f"Bearer {KEY}", f"Bearer {ADMIN}"
+
+    asked = {"prompt": SECRET, "max_tokens": 4, "ignore_eos": True}
+    status, headers, body = server.ask("POST", "/v1/completions", asked, Authorization=bearer, X_Request_Id="mine-1")
+    assert (status, headers["x-request-id"]) == (200, "mine-1")
+    status, headers, _ = server.ask("POST", "/v1/completions", {}, Authorization=bearer, X_Request_Id="mine-2")
+    assert (status, headers["x-request-id"]) == (400, "mine-2")
+    assert server.ask("POST", "/v1/completions", asked)[0] == 401
+    assert server.ask("GET", "/server_info", Authorization=bearer)[0] == 403
+    info = server.ask("GET", "/server_info", Authorization=admin)
+    assert info[0] == 200
+    check_metrics(server.ask("GET", "/metrics", Authorization=bearer)[2].decode())
+
+    server.signal()
+    assert server.exit_code() == 0
+    check_spans(collector, json.loads(body))
+    check_log(server.text(), json.loads(body))
+    assert KEY not in info[2].decode() + server.text()
+    assert ADMIN not in info[2].decode() + server.text()
+
+
+def check_metrics(text: str) -> None:
+    values = {s.name: s.value for f in text_string_to_metric_families(text) for s in f.samples if "le" not in s.labels}
+    for name in ("pinnate:", "vllm:", "sglang:"):
+        assert values[name + "generation_tokens_total"] == 4
+        assert values[name + "time_to_first_token_seconds_count"] == 1
+    assert values["vllm:request_queue_time_seconds_count"] == values["vllm:request_prefill_time_seconds_count"] == 1
+    steps = values["pinnate:engine_steps_total"]
+    assert values["pinnate:engine_step_tokens_count"] == values["vllm:iteration_tokens_total_count"] == steps > 0
+    assert values["pinnate:num_requests_running"] == values["sglang:num_running_reqs"] == 0
+    assert 0 <= values["pinnate:engine_heartbeat_age_seconds"] < 4
+
+
+def check_spans(collector: Collector, answer: dict[str, Any]) -> None:
+    by_id = {
+        next(a.value.string_value for a in span.attributes if a.key == "http.request.id"): span
+        for span in collector.spans
+    }
+    first = {a.key: a.value for a in by_id["mine-1"].attributes}
+    assert first["gen_ai.response.id"].string_value == answer["id"]
+    assert first["gen_ai.usage.output_tokens"].int_value == 4
+    assert "mine-2" in by_id
+    assert SECRET not in str(collector.spans)
+
+
+def check_log(text: str, answer: dict[str, Any]) -> None:
+    """Every line of the server and its engine is a JSON object, but for the banner."""
+    lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    requests = {line["request_id"]: line for line in lines if line.get("message") == "request"}
+    line = requests["mine-1"]
+    assert (line["id"], line["status"], line["output_tokens"]) == (answer["id"], 200, 4)
+    assert (line["key"], line["finish_reason"]) == (namespace(KEY), "length")
+    assert 0 <= line["queue_seconds"] < line["seconds"]
+    assert 0 < line["prefill_seconds"] <= line["first_token_seconds"] <= line["seconds"]
+    assert requests["mine-2"]["error"] == "invalid_request"
+    statuses = [line["status"] for line in requests.values() if line["route"] != "/health"]  # polled while it started
+    assert sorted(statuses) == [200, 200, 400, 401, 403]  # no line for /metrics
+    assert SECRET not in text
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (("--ssl-certfile", "{cert}"), "--ssl-keyfile"),
+        (("--ssl-certfile", "{cert}", "--ssl-keyfile", "/no/such"), "--ssl-keyfile"),
+        (("--ssl-certfile", "{key}", "--ssl-keyfile", "{cert}"), "--ssl-certfile"),
+        (("--api-key-file", "/no/such"), "--api-key-file"),
+        (("--otlp-traces-endpoint", "localhost"), "--otlp-traces-endpoint"),
+    ],
+)
+def test_what_cannot_be_honoured_is_said_in_one_line(
+    flags: tuple[str, ...], named: str, certificate: tuple[Path, Path], start: Callable[..., Server]
+) -> None:
+    cert, key = certificate
+    server = start(Server, *(flag.format(cert=cert, key=key) for flag in flags))
+    assert server.exit_code(30) == 2
+    (line,) = server.text().splitlines()
+    assert named in line
