@@ -7,6 +7,7 @@ model and logged with its reason.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,7 +16,14 @@ import msgspec
 from pinnate.core.sampling import SamplingParams
 from pinnate.core.structured import StructuredOutput
 from pinnate.server.tools import ToolUse
-from pinnate.text.parsers.events import ChatEvent, ChatParser, PlainParser, ToolCallDelta, ToolCallStart
+from pinnate.text.parsers.events import (
+    ChatEvent,
+    ChatParser,
+    ContentDelta,
+    PlainParser,
+    ToolCallDelta,
+    ToolCallStart,
+)
 from pinnate.text.parsers.reasoning import ReasoningParser
 from pinnate.text.parsers.registry import (
     ReasoningFormat,
@@ -87,7 +95,9 @@ class ChatOutput:
         if self.use.mode != "none":
             parser = self.formats.tools.new_parser([tool.name for tool in self.use.callable])
             if not self.use.many:
-                parser = FirstCall(parser)
+                parser = Filtered(parser, _is_no_later_call)
+            if self.use.mode == "required":  # all is calls: what is none is the beginning of one that was cut off
+                parser = Filtered(parser, _is_no_content)
         reasoning = self.formats.reasoning
         if reasoning is None or not self._may_think:
             return parser
@@ -143,21 +153,26 @@ class ChatOutput:
         return _grammar(text, "tools" if given is None or use.mode == "required" else given.param)
 
 
-class FirstCall:
-    """Of several calls the first one alone: `parallel_tool_calls` is false."""
+class Filtered:
+    """A parser of whose events only some are passed on."""
 
-    def __init__(self, parser: ChatParser) -> None:
+    def __init__(self, parser: ChatParser, is_wanted: Callable[[ChatEvent], bool]) -> None:
         self._parser = parser
+        self._is_wanted = is_wanted
 
     def push(self, text: str) -> list[ChatEvent]:
-        return _of_first_call(self._parser.push(text))
+        return list(filter(self._is_wanted, self._parser.push(text)))
 
     def finish(self) -> list[ChatEvent]:
-        return _of_first_call(self._parser.finish())
+        return list(filter(self._is_wanted, self._parser.finish()))
 
 
-def _of_first_call(events: list[ChatEvent]) -> list[ChatEvent]:
-    return [event for event in events if not (isinstance(event, ToolCallStart | ToolCallDelta) and event.index)]
+def _is_no_later_call(event: ChatEvent) -> bool:
+    return not (isinstance(event, ToolCallStart | ToolCallDelta) and event.index)
+
+
+def _is_no_content(event: ChatEvent) -> bool:
+    return not isinstance(event, ContentDelta)
 
 
 def _special(tokens: Tokens) -> SpecialToken:

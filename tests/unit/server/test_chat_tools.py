@@ -124,6 +124,16 @@ async def test_an_answer_cut_short_ends_for_its_length() -> None:
         assert message["calls"] == [("add", '{"a": ')]
 
 
+async def test_the_beginning_of_a_forced_call_is_no_content() -> None:
+    client = client_of("")
+    client.engine.script = lambda *_: [OutputDelta(0, '<tool_call>\n{"na', [1], finish_reason=FinishReason.LENGTH)]
+    for choice, content in (("required", ""), (ADD, ""), ("auto", '<tool_call>\n{"na')):
+        for stream in (False, True):
+            answer = await client.chat(tools=[TOOL], tool_choice=choice, stream=stream)
+            message = joined(answer) if stream else message_of(answer)
+            assert (message["content"] or "", message["finish"]) == (content, "length")
+
+
 async def test_no_tools_no_calls() -> None:
     for fields in ({}, {"tools": [TOOL], "tool_choice": "none"}):
         client = client_of(TEXT)
