@@ -45,5 +45,18 @@ def test_client(server: Server) -> None:
     assert "'prompt_tokens': 31" in out
 
 
+def test_agent(server: Server) -> None:
+    call, answer = run("agent.py", server.url, "Multiply 12 and 7.").split("\n", 1)
+    assert call == 'multiply({"a": 12, "b": 7}) -> 84'
+    assert answer.startswith("answer: ")
+    assert "84" in answer
+
+
 def test_no_example_is_forgotten() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {"offline.py", "chat.py", "client.py", "beams.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {
+        "offline.py",
+        "chat.py",
+        "client.py",
+        "beams.py",
+        "agent.py",
+    }

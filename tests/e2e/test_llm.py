@@ -54,6 +54,16 @@ def test_chats(llm: LLM) -> None:
     assert single.num_cached_tokens == len(single.prompt_token_ids) - 1
 
 
+def test_chats_with_tools(llm: LLM) -> None:
+    tool = {"type": "function", "function": {"name": "add"}}
+    (result,) = llm.chat(
+        [{"role": "user", "content": "hi"}], SamplingParams(max_tokens=1), tools=[tool], use_tqdm=False
+    )
+    assert result.prompt is not None
+    assert result.prompt.startswith("<|im_start|>system\nYou may call functions")
+    assert json.dumps(tool) in result.prompt
+
+
 def test_bfloat16_where_the_margin_is_clear() -> None:
     clear = [fact for fact in RAW if fact["min_margin"] > CLEAR_MARGIN]
     assert len(clear) >= 2

@@ -28,7 +28,9 @@ from pinnate.engine.model_text import load_model_text
 from pinnate.engine.output_processor import OutputDelta, OutputProcessor
 from pinnate.text.bad_words import bad_word_ids
 from pinnate.text.chat_template import ChatTemplate
+from pinnate.text.parsers.registry import choose_tool_format
 from pinnate.text.tokenizer import Tokenizer
+from pinnate.text.tool_prompt import messages_for
 from pinnate.weights.resolve import resolve_model
 
 Prompt = str | list[int]
@@ -120,19 +122,25 @@ class LLM:
         use_tqdm: bool = True,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
         **variables: Any,
     ) -> list[RequestOutput]:
         """As `generate`, for one conversation or several; each is a list of {"role", "content"} messages.
-        `variables` are handed to the chat template.
+        `variables` are handed to the chat template. `tools`, as OpenAI's API has them, are shown to the model; its
+        calls are in the text, for a parser of text/parsers to read.
 
         Raises:
             UnsupportedError: the model has no chat template.
         """
-        if self.chat_template is None:
+        template = self.chat_template
+        if template is None:
             raise UnsupportedError("this model has no chat template", param="messages")
+        form, _ = choose_tool_format(template.source)
+        if tools:
+            variables["tools"] = list(tools)
         texts = [
-            self.chat_template.render(
-                [dict(message) for message in conversation],
+            template.render(
+                messages_for(template.source, [dict(message) for message in conversation], tools, form),
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 **variables,

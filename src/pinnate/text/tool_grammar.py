@@ -175,12 +175,25 @@ def _arguments(form: ToolFormat, tool: Tool, number: int) -> tuple[list[str], st
 
 def closed(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """The schema of an object with no more than the properties it names, where it says nothing of others: a small
-    model would go on inventing some. No parameters at all: no arguments."""
+    model would go on inventing some. So are the objects inside it. No parameters at all: no arguments."""
     if not parameters:
         return {"type": "object", "properties": {}, "additionalProperties": False}
-    schema = {"type": "object", **parameters}
-    if "properties" in schema and not any(name in schema for name in _OPEN_ENDED):
-        schema["additionalProperties"] = False
+    schema: dict[str, Any] = _closed({"type": "object", **parameters})
+    return schema
+
+
+def _closed(schema: Any) -> Any:
+    """Looks into properties and items alone: what other keywords join may need more properties than it names."""
+    if not isinstance(schema, dict):
+        return schema
+    schema = dict(schema)
+    if isinstance(schema.get("items"), dict):
+        schema["items"] = _closed(schema["items"])
+    properties = schema.get("properties")
+    if isinstance(properties, dict):
+        schema["properties"] = {name: _closed(of) for name, of in properties.items()}
+        if not any(name in schema for name in _OPEN_ENDED):
+            schema["additionalProperties"] = False
     return schema
 
 

@@ -153,6 +153,9 @@ def test_arguments_are_closed_where_nothing_says_otherwise() -> None:
     assert closed({"properties": properties}) == {
         "type": "object", "properties": properties, "additionalProperties": False,
     }  # fmt: skip
+    inner = {"type": "array", "items": {"properties": {"c": True}}}
+    assert closed({"properties": {"b": inner}})["properties"]["b"]["items"]["additionalProperties"] is False
+    assert "additionalProperties" not in inner["items"]
     assert closed({}) == {"type": "object", "properties": {}, "additionalProperties": False}
     for open_ended in (
         {"type": "object"},
