@@ -79,7 +79,10 @@ def test_outputs_fit_their_schemas(llm: LLM) -> None:
 
 
 def test_in_a_batch_as_alone(llm: LLM, alone: Outputs) -> None:
-    assert run(llm, (*NAMES, *(name for name in SCHEMAS if name not in NAMES)))["pattern_date"] == alone["pattern_date"]
+    assert (
+        run(llm, (*NAMES, *[name for name in SCHEMAS if name not in NAMES][:12]))["pattern_date"]
+        == alone["pattern_date"]
+    )
     assert run(llm, NAMES) == alone
 
 
