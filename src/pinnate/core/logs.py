@@ -7,6 +7,7 @@ that a JSON line holds as members of their own.
 from __future__ import annotations
 
 import logging
+import traceback
 from datetime import UTC, datetime
 
 import msgspec
@@ -28,6 +29,13 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return msgspec.json.encode(line, enc_hook=str).decode()
+
+
+def log_fault(logger: logging.Logger, what: str, error: BaseException) -> None:
+    """A fault that nobody foresaw: its type and place. Its text, which may quote a request, comes at level debug."""
+    place = "".join(traceback.format_tb(error.__traceback__))
+    logger.error("%s: %s\n%s", what, type(error).__name__, place)
+    logger.debug("%s: %s", what, error)
 
 
 def setup_logging(level: str, log_format: str = "text", process: str = "") -> None:

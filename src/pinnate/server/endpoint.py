@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from pinnate.core.errors import PinnateError
+from pinnate.core.logs import log_fault
 from pinnate.server.best_of import choose
 from pinnate.server.body import Disconnected, read_json
 from pinnate.server.cache_report import Vocabulary
@@ -154,15 +155,17 @@ class GenerationEndpoint:
                 raise
             if isinstance(error, asyncio.CancelledError) and not self._state.stopping:
                 raise
-            await send({"type": "http.response.body", "body": self._last_words(job, error), "more_body": False})
+            await send({"type": "http.response.body", "body": self._last_words(run, error), "more_body": False})
 
-    def _last_words(self, job: Job, error: BaseException) -> bytes:
+    def _last_words(self, run: _Run, error: BaseException) -> bytes:
         if isinstance(error, asyncio.CancelledError):
             error = shutting_down()
         elif not isinstance(error, PinnateError):
-            _logger.exception("stream %s failed", job.id, exc_info=error)
+            log_fault(_logger, f"stream {run.job.id}", error)
         assert isinstance(error, Exception)
-        return self._route.fail(describe(error)[1])
+        described = describe(error)[1]
+        run.tally.note_error(described.code)
+        return self._route.fail(described)
 
     def _raise_if_stopping(self) -> None:
         if self._state.stopping:

@@ -202,6 +202,11 @@ class Tally:
             if timing.prefill_seconds is not None:
                 metrics.prefill_time.observe(timing.prefill_seconds)
 
+    def note_error(self, code: str | None) -> None:
+        """The answer ended with this error after it had begun."""
+        if self._record is not None:
+            self._record.error_code = code
+
     def close(self) -> None:
         """At the end, however it came: choices that did not finish count as aborted."""
         now = time.monotonic()

@@ -11,12 +11,12 @@ text at level debug alone, since that may quote a request.
 from __future__ import annotations
 
 import logging
-import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pinnate.core.logs import log_fault
 from pinnate.server.auth import caller_of
 from pinnate.server.errors import describe, error_response, speaks_anthropic
 from pinnate.server.request_ids import ANTHROPIC_HEADER, HEADER
@@ -51,7 +51,7 @@ class Observer:
         try:
             await self._app(scope, receive, watch)
         except Exception as error:
-            _report(record, error)
+            log_fault(_logger, f"{record.method} {record.route or record.path}, request {record.request_id}", error)
             if record.status:
                 raise  # in the middle of an answer: the connection is cut, so that it does not look complete
             status, described = describe(error)
@@ -80,11 +80,3 @@ def _start(message: Message, record: RequestRecord) -> Message:
     if speaks_anthropic(record.path):
         headers.append((ANTHROPIC_HEADER, record.request_id.encode("latin-1")))
     return {**message, "headers": headers}
-
-
-def _report(record: RequestRecord, error: Exception) -> None:
-    place = "".join(traceback.format_tb(error.__traceback__))
-    _logger.error(
-        "%s %s failed, request %s: %s\n%s", record.method, record.path, record.request_id, type(error).__name__, place
-    )
-    _logger.debug("request %s: %s", record.request_id, error)

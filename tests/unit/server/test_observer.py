@@ -196,3 +196,18 @@ async def test_pages_of_allowed_origins_may_call(engine: FakeEngine) -> None:
 async def test_no_cors_unless_asked(client: Client) -> None:
     answer = await client.call("GET", "/v1/models", headers={"origin": "https://a.example"})
     assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+async def test_a_stream_that_fails_says_so_in_its_line(
+    engine: FakeEngine, lines: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    quoted = " ".join(("what", "the", "user", "wrote"))
+    engine.script = lambda *_: [spell("a")[0], RuntimeError(quoted)]
+    answer = await logged(engine).complete(stream=True)
+    assert answer.events()[-1]["error"]["code"] == "internal_error"
+    assert [(line["status"], line["error"], line["finish_reason"]) for line in lines] == [
+        (200, "internal_error", "abort")
+    ]
+    assert "RuntimeError" in caplog.text
+    assert quoted not in caplog.text

@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from pinnate.core.errors import PinnateError
+from pinnate.core.logs import log_fault
 from pinnate.server.batches.finalize import write_outputs
 from pinnate.server.batches.progress import Progress
 from pinnate.server.batches.runner import BatchRunner
@@ -162,7 +163,7 @@ class Batches:
         elif isinstance(error, PinnateError):
             raise error
         elif error is not None:
-            log.error("%s failed", batch.id, exc_info=error)
+            log_fault(log, batch.id, error)
             await self._fail(batch.id, [BatchError(code="internal_error", message="internal error, see the log")])
 
     # ------------------------------------------------------------------ steps

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pinnate.core.errors import EngineDeadError, QueueFullError, UnsupportedError
+from pinnate.core.logs import log_fault
 from pinnate.core.request import BACKGROUND_PRIORITY
 from pinnate.server.batches.lines import parse
 from pinnate.server.batches.tables import Result
@@ -86,8 +87,10 @@ async def answer(
 def refusal(number: int, custom_id: str, error: Exception) -> Result:
     """What the client would have got over HTTP."""
     status, described = describe(error)
-    if status >= 500:
-        log.error("request %s of a batch failed: %s", custom_id, error, exc_info=described.code == "internal_error")
+    if described.code == "internal_error":
+        log_fault(log, f"request {custom_id} of a batch", error)
+    elif status >= 500:
+        log.error("request %s of a batch failed: %s", custom_id, error)
     response = LineResponse(status_code=status, request_id=f"req_{uuid.uuid4().hex}", body=ErrorBody(described))
     return Result(number=number, ok=False, output=_line(custom_id, response))
 

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from pinnate.core.errors import PinnateError
+from pinnate.core.logs import log_fault
 from pinnate.server.clocks import Clocks
 from pinnate.server.errors import describe
 from pinnate.server.field_names import renamed
@@ -87,7 +88,7 @@ class _Run:
             last = self._assembler.fail(describe(shutting_down())[1]) if stopping else self._assembler.cancel()
         except Exception as error:
             if not isinstance(error, PinnateError):
-                _logger.exception("background response %s failed", job.id)
+                log_fault(_logger, f"background response {job.id}", error)
             last = self._assembler.fail(describe(error)[1])
         finally:
             clocks.close()
