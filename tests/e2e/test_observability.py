@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import ssl
 import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +156,39 @@ def check_log(text: str, answer: dict[str, Any]) -> None:
     statuses = [line["status"] for line in requests.values() if line["route"] != "/health"]  # polled while it started
     assert sorted(statuses) == [200, 200, 400, 401, 403]  # no line for /metrics
     assert SECRET not in text
+
+
+def test_counters_grow_over_the_death_of_an_engine(start: Callable[..., Server]) -> None:
+    server = start(Server, "--metrics-compat", "both").wait_until(200)
+    seen = [read_counters(server)]
+    for again in (False, True):
+        ask(server, "/v1/completions", {"prompt": "a b c", "max_tokens": 5, "ignore_eos": True})
+        seen.append(read_counters(server))
+        if not again:
+            os.kill(json.loads(ask(server, "/server_info"))["engine"]["pid"], signal.SIGKILL)
+            server.wait_until(503)
+            seen.append(read_counters(server))
+            server.wait_until(200)
+            seen.append(read_counters(server))
+    for before, after in pairwise(seen):
+        assert [name for name, value in before.items() if after[name] < value] == []
+    for name in ("pinnate:", "vllm:", "sglang:"):
+        tokens = [values[key] for values in seen for key in values if key.startswith(name + "generation_tokens_total")]
+        assert tokens == [0, 5, 5, 5, 10]
+    assert seen[-1]["pinnate:engine_restarts_total{}"] == 1
+
+
+def ask(server: Server, path: str, body: Any = None) -> bytes:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(server.url + path, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return bytes(answer.read())
+
+
+def read_counters(server: Server) -> dict[str, float]:
+    families = list(text_string_to_metric_families(ask(server, "/metrics").decode()))
+    growing = [f for f in families if f.type in ("counter", "histogram") and not f.name.startswith("process")]
+    return {f"{s.name}{s.labels or '{}'}": s.value for f in growing for s in f.samples}
 
 
 @pytest.mark.parametrize(
