@@ -17,7 +17,7 @@ from pinnate.core.errors import UnsupportedError
 from pinnate.core.structured import StructuredOutput
 from pinnate.text.parsers.registry import ToolFormat
 
-_SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": True}
+_SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 HEADER = "%llguidance {}"
 _ANY_TEXT = r"/(.|\n)*/"
 # Members of a schema besides which a closed list of properties might forbid what it allows.
@@ -159,9 +159,10 @@ def _mark_at(text: str, begin: int) -> str:
     return text[begin : end + 1]
 
 
-def _json(schema: Any) -> str:
+def _json(schema: Any, *, lenient: bool = False) -> str:
+    """`lenient`: keywords that cannot be compiled are left out, where a constraint without them is better than none."""
     if isinstance(schema, dict):
-        schema = {**schema, "x-guidance": _SPACING}
+        schema = {**schema, "x-guidance": {**_SPACING, "lenient": lenient}}
     return f"%json {json.dumps(schema)}"
 
 
@@ -170,7 +171,7 @@ def _arguments(form: ToolFormat, tool: Tool, number: int) -> tuple[list[str], st
     schema = closed(tool.parameters)
     if form.name == "pythonic":
         return _keywords(schema, tool, number)
-    return [f"arguments_{number}: {_json(schema)}"], f"arguments_{number}"
+    return [f"arguments_{number}: {_json(schema, lenient=not tool.is_strict)}"], f"arguments_{number}"
 
 
 def closed(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -219,7 +220,7 @@ def _keywords(schema: Mapping[str, Any], tool: Tool, number: int) -> tuple[list[
         skip = ("", "") if key in required else (f" | first_{number}_{place + 1}", f" | more_{number}_{place + 1}")
         value = {**of, **definitions} if isinstance(of, dict) else of
         rules += [
-            f"{item}: {json.dumps(key + '=')} {_json(value)}",
+            f"{item}: {json.dumps(key + '=')} {_json(value, lenient=not tool.is_strict)}",
             f"first_{number}_{place}: {item} more_{number}_{place + 1}{skip[0]}",
             f'more_{number}_{place}: ", " {item} more_{number}_{place + 1}{skip[1]}',
         ]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from pinnate.core.errors import UnsupportedError
+from pinnate.core.errors import PinnateError, UnsupportedError
 from pinnate.core.structured import StructuredOutput
 from pinnate.text.grammars.backend import LLGuidanceBackend, VocabularyBytes
 from pinnate.text.parsers.registry import TOOL_FORMATS
@@ -181,6 +181,21 @@ def test_other_constraints_as_rules(kind: str, text: str, good: str, bad: str, b
     grammar = calls_grammar(TOOL_FORMATS["json"], (), many=False, content=rule, special=plain)
     assert fits(backend, grammar, good)
     assert not fits(backend, grammar, bad)
+
+
+def test_keywords_that_cannot_be_compiled_are_left_out_unless_strict(backend: LLGuidanceBackend) -> None:
+    schema = {"type": "object", "properties": {"x": {"not": {"const": 5}}}, "required": ["x"]}
+    for name in ("hermes", "pythonic"):
+        form = TOOL_FORMATS[name]
+        assert fits(
+            backend, calls_grammar(form, [Tool("f", schema)], many=True, special=plain), write(name, ("f", {"x": 6}))
+        )
+        with pytest.raises(PinnateError):
+            backend.compile(
+                StructuredOutput(
+                    kind="grammar", text=calls_grammar(form, [Tool("f", schema, True)], many=True, special=plain)
+                )
+            )
 
 
 def test_whole_grammars_are_no_rules() -> None:
