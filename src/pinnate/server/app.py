@@ -118,6 +118,7 @@ def _operator(state: ServerState) -> list[HTTPRoute]:
         HTTPRoute("/ping", operator.health, methods=["GET", "POST"]),
         HTTPRoute("/tokenize", operator.tokenize, methods=["POST"]),
         HTTPRoute("/detokenize", operator.detokenize, methods=["POST"]),
+        HTTPRoute("/tokenizer_info", operator.tokenizer_info, methods=["GET"]),
     ]
 
 

@@ -28,6 +28,7 @@ from pinnate.server.protocol.operator import (
     ModelList,
     PrefixRequest,
     TokenizeRequest,
+    TokenizerInfo,
     UnpinRequest,
 )
 from pinnate.server.protocol.responses import (
@@ -138,6 +139,7 @@ def _operator() -> dict[str, Operation]:
             "A text or a chat as token ids", TokenizeRequest, refined={"messages": list[ChatMessage]}
         ),
         "POST /detokenize": Operation("Token ids as text", DetokenizeRequest),
+        "GET /tokenizer_info": Operation("How the tokenizer begins, ends and frames a text", answer=TokenizerInfo),
     }
 
 

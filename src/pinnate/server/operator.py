@@ -18,7 +18,7 @@ from pinnate.server.body import convert, read_json
 from pinnate.server.errors import describe, error_response
 from pinnate.server.metrics import CONTENT_TYPE
 from pinnate.server.params import check_model
-from pinnate.server.protocol.operator import DetokenizeRequest, ModelCard, ModelList, TokenizeRequest
+from pinnate.server.protocol.operator import DetokenizeRequest, ModelCard, ModelList, TokenizeRequest, TokenizerInfo
 from pinnate.server.rendering import render_and_tokenize
 from pinnate.server.state import ServerState
 from pinnate.server.tokenizing import tokenize
@@ -101,6 +101,20 @@ class Operator:
         return json_response(
             {"prompt": engine.tokenizer.decode(asked.tokens, skip_special_tokens=False)} | notes.members()
         )
+
+    async def tokenizer_info(self, request: Request) -> Response:  # noqa: ARG002
+        """What a client needs beside /tokenize to count and cut as the server does (lm-eval's `remote` tokenizer)."""
+        engine = self._state.ready_engine()
+        template = self._state.chat_template or engine.chat_template
+        tokenizer = engine.tokenizer
+        info = TokenizerInfo(
+            vocab_size=engine.vocab_size,
+            model_max_length=engine.max_model_len,
+            bos_token=tokenizer.bos_token,
+            eos_token=tokenizer.eos_token,
+            chat_template=None if template is None else template.source,
+        )
+        return json_response(info)
 
     def _card(self, name: str) -> ModelCard:
         engine = self._state.ready_engine()

@@ -238,3 +238,13 @@ async def test_load_counts_requests_under_way(client: Client) -> None:
     gate.set()
     await asyncio.gather(*asked)
     assert (await client.call("GET", "/load")).json == {"server_load": 0}
+
+
+async def test_tokenizer_info(client: Client) -> None:
+    info = (await client.call("GET", "/tokenizer_info")).json
+    template = client.engine.chat_template
+    assert template is not None
+    assert (info["vocab_size"], info["model_max_length"]) == (client.engine.vocab_size, client.engine.max_model_len)
+    assert (info["bos_token"], info["eos_token"], info["chat_template"]) == ("", "", template.source)
+    client.engine.chat_template = None
+    assert (await client.call("GET", "/tokenizer_info")).json["chat_template"] is None

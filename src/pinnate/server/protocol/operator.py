@@ -37,6 +37,16 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
 
 
+class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /tokenizer_info. `chat_template`: Jinja source."""
+
+    vocab_size: int
+    model_max_length: int
+    bos_token: str | None
+    eos_token: str | None
+    chat_template: str | None
+
+
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: str = "model"
