@@ -63,11 +63,11 @@ async def test_async_streams_at_once(server: Server) -> None:
 def test_the_stream_helper_gathers_the_final_answer(client: openai.OpenAI) -> None:
     kinds = []
     with client.chat.completions.stream(
-        model=MODEL, messages=HI, temperature=0, max_tokens=8, logprobs=True, stream_options={"include_usage": True}
+        model=MODEL, messages=HI, temperature=0, max_tokens=64, logprobs=True, stream_options={"include_usage": True}
     ) as stream:
         kinds = [event.type for event in stream]
         final = stream.get_final_completion()
-    plain = client.chat.completions.create(model=MODEL, messages=HI, temperature=0, max_tokens=8, logprobs=True)
+    plain = client.chat.completions.create(model=MODEL, messages=HI, temperature=0, max_tokens=64, logprobs=True)
     assert final.choices[0].message.content == plain.choices[0].message.content
     assert final.usage == plain.usage
     assert final.choices[0].logprobs is not None
@@ -79,7 +79,7 @@ def test_the_stream_helper_gathers_the_final_answer(client: openai.OpenAI) -> No
 def test_an_agent_calls_a_tool_and_answers(client: openai.OpenAI) -> None:
     messages: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
     first = client.chat.completions.create(
-        model=MODEL, messages=messages, tools=[weather_tool()], tool_choice="required", temperature=0, max_tokens=64
+        model=MODEL, messages=messages, tools=[weather_tool()], tool_choice="required", temperature=0, max_tokens=200
     )
     choice = first.choices[0]
     assert choice.finish_reason == "tool_calls"

@@ -15,6 +15,7 @@ import msgspec
 
 from pinnate.core.errors import InvalidRequestError, UnsupportedError
 from pinnate.core.structured import StructuredKind, StructuredOutput
+from pinnate.text.grammars.closed import closed
 
 # Fields of a body, each a constraint alone, and the kind of those that hold one directly.
 _DIRECT: Mapping[str, StructuredKind] = MappingProxyType(
@@ -93,7 +94,8 @@ def response_format(value: Any, at: str = "response_format") -> StructuredOutput
             _known(inner, ("name", "description", "schema", "strict"), here)
             if inner.get("strict") is not None and not isinstance(inner["strict"], bool):
                 raise InvalidRequestError(f"{here}.strict must be a boolean", param=f"{here}.strict")
-            return _of_kind("json_schema", _required(inner, "schema", here), f"{here}.schema")
+            schema = _required(inner, "schema", here)
+            return _of_kind("json_schema", schema, f"{here}.schema", closes=inner.get("strict") is True)
         case "structural_tag":
             return _of_kind("structural_tag", given, at)
         case "grammar":
@@ -110,9 +112,13 @@ def _structured_outputs(value: Any) -> StructuredOutput | None:
     for name in _NEUTRAL_MEMBERS:
         if not isinstance(given.pop(name, False), bool):
             raise InvalidRequestError(f"{at}.{name} must be a boolean", param=f"{at}.{name}")
-    for name in ("whitespace_pattern", "disable_additional_properties"):
-        if given.pop(name, False):
-            raise UnsupportedError(f"{at}.{name} is not supported by this server", param=f"{at}.{name}")
+    if given.pop("whitespace_pattern", False):
+        raise UnsupportedError(
+            f"{at}.whitespace_pattern is not supported by this server", param=f"{at}.whitespace_pattern"
+        )
+    closes = given.pop("disable_additional_properties", False)
+    if not isinstance(closes, bool):
+        raise InvalidRequestError(f"{at}.disable_additional_properties must be a boolean", param=at)
     _known(given, (*_MEMBERS, "json_object"), at)
     if given.get("json_object") is False:
         del given["json_object"]
@@ -121,13 +127,15 @@ def _structured_outputs(value: Any) -> StructuredOutput | None:
         raise InvalidRequestError(f"{at} must have exactly one of {', '.join(_MEMBERS)}, json_object; {many}", param=at)
     name, member = next(iter(given.items()))
     if name != "json_object":
-        return _of_kind(_MEMBERS[name], member, f"{at}.{name}")
+        return _of_kind(_MEMBERS[name], member, f"{at}.{name}", closes=closes)
     if member is not True:
         raise InvalidRequestError(f"{at}.json_object must be a boolean", param=f"{at}.json_object")
     return StructuredOutput(kind="json_object", param=f"{at}.json_object")
 
 
-def _of_kind(kind: StructuredKind, value: Any, at: str) -> StructuredOutput:
+def _of_kind(kind: StructuredKind, value: Any, at: str, *, closes: bool = False) -> StructuredOutput:
+    if closes and kind == "json_schema":
+        value = closed(_decode(value, at) if isinstance(value, str) else value)
     return StructuredOutput(kind=kind, text=_TEXTS[kind](value, at), param=at)
 
 

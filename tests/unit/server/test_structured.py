@@ -17,10 +17,22 @@ TAG = {"structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "trigg
 GOOD: list[tuple[dict[str, Any], str, Any, str]] = [
     ({"response_format": {"type": "json_object"}}, "json_object", "", "response_format"),
     (
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA, "strict": True}}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA, "strict": False}}},
         "json_schema",
         SCHEMA,
         "response_format.json_schema.schema",
+    ),
+    (  # strict: objects have the properties that they name
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA, "strict": True}}},
+        "json_schema",
+        {**SCHEMA, "additionalProperties": False},
+        "response_format.json_schema.schema",
+    ),
+    (
+        {"structured_outputs": {"json": json.dumps(SCHEMA), "disable_additional_properties": True}},
+        "json_schema",
+        {**SCHEMA, "additionalProperties": False},
+        "structured_outputs.json",
     ),
     ({"response_format": {"type": "json_object", "schema": SCHEMA}}, "json_schema", SCHEMA, "response_format.schema"),
     ({"response_format": {"type": "structural_tag", **TAG}}, "structural_tag", TAG, "response_format"),
