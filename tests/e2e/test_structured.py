@@ -148,3 +148,14 @@ async def test_a_client_that_leaves_while_its_output_is_checked_leaves_nothing(a
         await task
     answer = await api.complete("Hi", max_tokens=40, guided_regex="[a-c]{3}")
     assert re.fullmatch("[a-c]{3}", answer.text)
+
+
+async def test_one_that_cannot_be_followed_later_is_the_requests_fault(api: Api) -> None:
+    """What only the engine finds ends this request alone: here no token is left to draw."""
+    bad = api.complete("Hi", max_tokens=8, guided_regex="[a-c]{3}", allowed_token_ids=[33])
+    answer, plain = await asyncio.gather(bad, api.complete("1, 2,"))
+    assert (answer.status, answer.error["code"]) == (400, "structured_output_failed")
+    assert "allowed_token_ids leaves no token" in answer.error["message"]
+    assert plain.status == 200
+    streamed = await api.stream("Hi", max_tokens=8, guided_regex="[a-c]{3}", allowed_token_ids=[33])
+    assert streamed.status == 400  # nothing was sent yet

@@ -76,6 +76,7 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True):
     cache_report: CacheReport | None = None  # with the first output of a request that asks for it
     score: float | None = None  # of a beam search's hypothesis
     timing: RequestTiming | None = None  # with the first output of a request
+    is_refusal: bool = False  # the error is what the request asked for, which cannot be followed (GrammarError)
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from pinnate.core.batch import TokenLogprobs
-from pinnate.core.errors import EngineError
+from pinnate.core.errors import EngineError, GrammarError
 from pinnate.core.messages import CacheReport, RequestTiming, TokenOutput
 from pinnate.core.request import FinishReason, Request
 from pinnate.text.detokenizer import IncrementalDetokenizer
@@ -73,12 +73,14 @@ class OutputProcessor:
         The delta is None where the choice had ended before (tokens that were under way when it was stopped).
 
         Raises:
-            EngineError: the request failed inside the engine.
+            EngineError: the request failed inside the engine (GrammarError: what it asks for cannot be followed).
         """
         choice = self._choices[output.index]
         if choice.finished:
             return None, False
         if output.finish_reason is FinishReason.ERROR:
+            if output.is_refusal and output.error:
+                raise GrammarError(output.error)
             raise EngineError(output.error or "the request failed inside the engine")
         delta = choice.push(output)
         if choice.finished:

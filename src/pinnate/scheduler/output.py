@@ -178,7 +178,9 @@ def take_prompt_logprobs(state: RequestState) -> list[TokenLogprobs | None] | No
     return [None, *state.prompt_scores]
 
 
-def ending_output(seq: Sequence, index: int, reason: FinishReason, error: str | None = None) -> TokenOutput:
+def ending_output(
+    seq: Sequence, index: int, reason: FinishReason, error: str | None = None, *, is_refusal: bool = False
+) -> TokenOutput:
     """The end of a choice that comes without a token."""
     return TokenOutput(
         seq.request.request_id,
@@ -187,4 +189,5 @@ def ending_output(seq: Sequence, index: int, reason: FinishReason, error: str | 
         finish_reason=reason,
         num_cached_tokens=seq.num_cached_tokens if index == seq.index else 0,
         error=error,
+        is_refusal=is_refusal,
     )

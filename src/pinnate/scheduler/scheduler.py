@@ -317,7 +317,7 @@ class Scheduler:
             tokens, reason = extend(seq, state, token, self._limits.max_model_len)
         except GrammarError as error:
             self._end(seq, state, FinishReason.ERROR)
-            return ending_output(seq, seq.index, FinishReason.ERROR, str(error))
+            return ending_output(seq, seq.index, FinishReason.ERROR, str(error), is_refusal=True)
         self._totals["generation_tokens"] += len(tokens)
         self._totals["forced_tokens"] += len(tokens) - 1
         if reason is not None:

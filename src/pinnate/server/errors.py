@@ -13,6 +13,7 @@ paths of Anthropic's API `{"type": "error", "error": {type, message}, "request_i
 | TimeLimitError | 503 with Retry-After, 504 | `queue_timeout`, `request_timeout` |
 | NotReadyError, EngineDeadError | 503 with Retry-After | `starting`, `shutting_down`, `engine_dead` |
 | StorageError | 500, 507 | `storage_error`, `storage_damaged`; `storage_full` |
+| GrammarError | 400 | `structured_output_failed` |
 | EngineError, anything else | 500 | `engine_error`, `internal_error` |
 
 429 says: this server is well and its queue is full, come again. 503 says: it cannot serve this now, try another one.
@@ -37,6 +38,7 @@ from starlette.types import Scope
 from pinnate.core.errors import (
     EngineDeadError,
     EngineError,
+    GrammarError,
     NotFoundError,
     PinnateError,
     QueueFullError,
@@ -125,6 +127,8 @@ def describe(error: Exception) -> tuple[int, ErrorObject]:
         return 503, ErrorObject(str(error), "service_unavailable_error", None, "engine_dead")
     if isinstance(error, StorageError):
         return 507 if error.code == "storage_full" else 500, ErrorObject(str(error), "server_error", None, error.code)
+    if isinstance(error, GrammarError):
+        return 400, ErrorObject(str(error), "invalid_request_error", None, "structured_output_failed")
     if isinstance(error, EngineError):
         return 500, ErrorObject(str(error), "server_error", None, "engine_error")
     return 500, ErrorObject("internal error, see the server's log", "server_error", None, "internal_error")

@@ -101,6 +101,7 @@ def test_a_language_that_cannot_go_on_ends_its_own_request_alone() -> None:
     engine.run()
     assert engine.ends["a", 0].finish_reason is FinishReason.ERROR
     assert engine.ends["a", 0].error == "cannot go on"
+    assert engine.ends["a", 0].is_refusal
     assert engine.ends["b", 0].finish_reason is FinishReason.STOP
     assert len(engine.tokens["b", 0]) == 5
     engine.scheduler.check_integrity()
