@@ -1,12 +1,13 @@
-"""Streams of /v1/responses and /v1/messages add up to the plain answers, over HTTP, byte for byte.
+"""Streams of chats, completions, /v1/responses and /v1/messages add up to the plain answers, over HTTP, byte for byte.
 
     pinnate serve --port 8000 [--executor simulated]
     python benchmarks/api_streams.py --base-url http://127.0.0.1:8000 --out benchmarks/results/api_streams.json
 
-Each prompt is asked in six ways (plain, stop strings, much UTF-8, log-probabilities, tools, JSON), of both APIs, plain
+Each prompt is asked in six ways (plain, stop strings, much UTF-8, log-probabilities, tools, JSON), of each API, plain
 and streamed, many at once; greedy or with a seed. Compared are the items or blocks with everything in them, ids left
 out, how it ended, and the usage but for what was cached; and the text with that of a chat. Anthropic's API has neither
-log-probabilities nor biases, so it is asked in four ways.
+log-probabilities nor biases, so it is asked in four ways; completions know no tools. Chats and completions have two
+choices (openai_streams.py).
 """
 
 from __future__ import annotations
@@ -20,6 +21,17 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from openai_streams import (
+    BIAS,
+    SCHEMA,
+    STOPS,
+    chat_body,
+    completion_body,
+    joined_chat,
+    joined_completion,
+    seen_chat,
+    seen_completion,
+)
 
 TOPICS = (
     "the sea",
@@ -31,16 +43,8 @@ TOPICS = (
     "an old <tag>",
     "rain",
 )
-SCHEMA = {
-    "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 12}, "size": {"type": "integer"}},
-    "required": ["name", "size"],
-    "additionalProperties": False,
-}
 KINDS = ("plain", "stop", "utf8", "logprobs", "tools", "json")
 MESSAGE_KINDS = ("plain", "stop", "tools", "json")
-STOPS = ["e ", "an", "1"]
-BIAS = {"178": 6, "229": 6, "210": 6}  # bytes of longer characters
 
 
 def response_body(kind: str, prompt: str) -> dict[str, Any]:
@@ -72,7 +76,8 @@ def message_body(kind: str, prompt: str) -> dict[str, Any]:
 
 async def events_of(answer: aiohttp.ClientResponse) -> list[dict[str, Any]]:
     blocks = (await answer.text()).split("\n\n")
-    return [json.loads(block.partition("data: ")[2]) for block in blocks if block.startswith("event: ")]
+    data = [block.partition("data: ")[2] for block in blocks if block.startswith(("event: ", "data: "))]
+    return [json.loads(one) for one in data if one != "[DONE]"]
 
 
 def joined_response(events: list[dict[str, Any]]) -> dict[str, Any]:
@@ -153,13 +158,19 @@ class Comparer:
         sampling = {"temperature": 0} if number % 2 else {"temperature": 1, "seed": number}
         response = await self._both("/v1/responses", response_body(kind, prompt) | sampling)
         self._check(kind, "responses", number, seen_response(response[0]), joined_response(response[1]))
+        usage = {"stream_options": {"include_usage": True}}
+        chats = await self._both("/v1/chat/completions", chat_body(kind, prompt) | sampling, usage)
+        self._check(kind, "chat", number, seen_chat(chats[0]), joined_chat(chats[1]))
+        if kind != "tools":
+            done = await self._both("/v1/completions", completion_body(kind, prompt) | sampling, usage)
+            self._check(kind, "completions", number, seen_completion(done[0]), joined_completion(done[1]))
         if kind in MESSAGE_KINDS:
             await self._compare_messages(kind, number, prompt)
         if kind == "plain":
             body = {"messages": [{"role": "user", "content": prompt}], "max_tokens": 24}
             chat = await self._post("/v1/chat/completions", body | sampling)
             text = chat["choices"][0]["message"]["content"]
-            self._check(kind, "chat", number, text, seen_response(response[0])["items"][0]["text"])
+            self._check(kind, "chat and responses", number, text, seen_response(response[0])["items"][0]["text"])
 
     async def _compare_messages(self, kind: str, number: int, prompt: str) -> None:
         message = await self._both("/v1/messages", message_body(kind, prompt) | {"temperature": 0})
@@ -169,9 +180,13 @@ class Comparer:
                 one["text"] = None if other["text"] is None else one["text"]
         self._check(kind, "messages", number, whole, parts)
 
-    async def _both(self, path: str, body: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    async def _both(
+        self, path: str, body: dict[str, Any], streamed: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """The plain answer, and the events of the same request as a stream; `streamed`: members of that one alone."""
         plain = await self._post(path, body)
-        async with self._session.post(self._url + path, json=body | {"stream": True}) as answer:
+        body = body | {"stream": True} | (streamed or {})
+        async with self._session.post(self._url + path, json=body) as answer:
             answer.raise_for_status()
             return plain, await events_of(answer)
 
