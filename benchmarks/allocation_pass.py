@@ -51,7 +51,7 @@ class Scheme:
         cache = ContiguousCache(num_pages, PAGE_SIZE, RESERVATIONS[self.contiguous], MAX_MODEL_LEN)
         scheduler = over(cache)
         limits = Limits(MAX_NUM_SEQS, BATCHED_TOKENS, MAX_MODEL_LEN, USERS)
-        scheduler._admission = ContiguousAdmission(cache, limits)
+        scheduler._admission = scheduler._starter._admission = ContiguousAdmission(cache, limits)
         return scheduler
 
 

@@ -43,6 +43,10 @@ class AdmissionControl:
         self._limits = limits
         self.new_token_ratio = INITIAL_RATIO
 
+    @property
+    def max_num_seqs(self) -> int:
+        return self._limits.max_num_seqs
+
     def refuse_impossible(self, request: Request) -> None:
         """Raises ContextLengthError (or InvalidRequestError) if the request could never run, with the numbers."""
         prompt, output, n = len(request.prompt_token_ids), request.max_tokens, request.sampling.num_sequences

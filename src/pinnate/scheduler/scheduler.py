@@ -25,18 +25,15 @@ Knows: who runs, who waits, and why. Must not know: what a page contains, how a 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import islice
-from time import perf_counter
 
 from pinnate.core.batch import SchedulerOutput, StepResult, TokenLogprobs
 from pinnate.core.errors import GrammarError, InvalidRequestError, QueueFullError
-from pinnate.core.messages import CacheReport, EngineStats, TokenOutput
+from pinnate.core.messages import EngineStats, TokenOutput
 from pinnate.core.request import FinishReason, Request, RequestStatus, Sequence
 from pinnate.core.structured import Matcher
-from pinnate.kvcache.explain import MatchExplainer, complete_report
+from pinnate.kvcache.explain import MatchExplainer
 from pinnate.kvcache.manager import KVCacheManager
-from pinnate.kvcache.radix_cache import PrefixMatch
-from pinnate.scheduler.admission import AdmissionControl, Limits, prefix_is_underway
+from pinnate.scheduler.admission import AdmissionControl, Limits
 from pinnate.scheduler.allowed_tokens import only_allowed
 from pinnate.scheduler.beams import BeamGroup
 from pinnate.scheduler.output import (
@@ -52,9 +49,9 @@ from pinnate.scheduler.policy import (
     BACKGROUND_TOKENS_BESIDE_LIVE,
     POLICIES,
     PROMPT_TOKENS_BESIDE_DECODES,
-    QUEUE_WINDOW,
 )
 from pinnate.scheduler.queues import Queues, split_background
+from pinnate.scheduler.starting import Starter
 from pinnate.scheduler.state import COUNTERS, RequestState, StopFinder
 
 
@@ -78,18 +75,18 @@ class Scheduler:
     ) -> None:
         """`explainer` makes the cache reports that requests ask for; without it they get none."""
         self._cache = cache
-        self._explainer = explainer
         self._find_stops = find_stops
-        self._policy = POLICIES[policy]
         self._limits = Limits(max_num_seqs, max_num_batched_tokens, max_model_len, max_num_queued_reqs)
         self._admission = AdmissionControl(cache, self._limits)
         self._states: dict[str, RequestState] = {}  # every live request
         self._queues = Queues()
-        self._started: list[str] = []
         self._step_underway = False
         self._num_requests = 0
         self._num_sequences = 0
         self._totals = dict.fromkeys(COUNTERS, 0)
+        self._starter = Starter(
+            cache, POLICIES[policy], self._admission, self._queues, self._states, self._totals, explainer, self._preempt
+        )
 
     # ------------------------------------------------------------------ requests come and go
 
@@ -128,8 +125,7 @@ class Scheduler:
 
     def take_started(self) -> list[str]:
         """Requests whose wait has ended since the last call: they have been scheduled for the first time."""
-        started, self._started = self._started, []
-        return started
+        return self._starter.take_started()
 
     def has_work(self) -> bool:
         return bool(self._queues.running or self._queues.waiting)
@@ -204,70 +200,9 @@ class Scheduler:
             self.wait_again(seq)
 
     def _admit(self, step: StepDraft, *, live_only: bool = False) -> None:
-        """Starts waiting sequences in the policy's order, up to the first for which there is no room.
-
-        One whose prefix a running sequence is just computing, or whose pages come from a tier, waits for that and lets
-        others pass. `live_only`: running background sequences, of which none is in the step yet, make room.
-        """
-        if not self._queues.waiting or not step.budget:
-            return
-        live, _ = split_background(self._queues.running)
-        free_seqs = self.num_free_seqs()
-        holders = live if live_only else self._queues.running
-        reserved = sum(self._admission.demand(seq, self._num_choices(seq)) for seq in holders)
-        for seq in list(islice(self._policy(self._queues.waiting, self), QUEUE_WINDOW)):
-            state = self._states[seq.request.request_id]
-            if not step.budget or (seq.request.is_background if live_only else state.num_choices > free_seqs):
-                return
-            limit = state.match_limit(seq)
-            match = self._cache.match(seq, limit)
-            # A live request does not wait for background work, which may stand still for it.
-            peers = self._queues.running if seq.request.is_background else live
-            if self._cache.enable_prefix_caching and prefix_is_underway(
-                seq, limit, match, peers, worth=self._cache.page_size
-            ):
-                continue
-            while not self._has_room(seq, state, match, free_seqs, reserved):
-                if not (live_only and self._queues.running and self._queues.running[-1].request.is_background):
-                    return
-                free_seqs += self._num_choices(self._queues.running[-1])
-                self._preempt(self._queues.running[-1])
-                match = self._cache.match(seq, limit)  # the tree has changed
-            if not self._cache.tiers.fetch(seq, match, limit):
-                self._start(step, seq, state, match)
-            free_seqs -= state.num_choices
-            reserved += self._admission.demand(seq, state.num_choices)
-
-    def _has_room(self, seq: Sequence, state: RequestState, match: PrefixMatch, free_seqs: int, reserved: int) -> bool:
-        if state.num_choices > free_seqs:
-            return False
-        # If nothing holds pages, the first one starts: it was refused at the door unless it fits alone.
-        is_alone = not self._queues.running and not self._cache.tiers.is_loading
-        return is_alone or self._admission.has_room(seq, state.num_choices, match, reserved)
-
-    def _start(self, step: StepDraft, seq: Sequence, state: RequestState, match: PrefixMatch) -> None:
-        for earlier in self._queues.leave(seq):
-            self._states[earlier.request.request_id].overtaken += 1
-        if seq.request.cache_report and not state.admitted:
-            state.cache_report = self._explain(seq, state, match)
-        seq.num_computed_tokens = self._cache.adopt(seq, match)
-        from_tier = self._cache.tiers.started(seq)
-        if not state.admitted:
-            state.admitted, state.started = True, perf_counter()
-            self._started.append(seq.request.request_id)
-            state.cache_report = complete_report(state.cache_report, seq.num_computed_tokens, from_tier)
-            seq.num_cached_tokens = state.num_cached_tokens = seq.num_computed_tokens
-            self._totals["prompt_tokens"] += seq.num_prompt_tokens
-            if self._cache.enable_prefix_caching and (state.prompt_scores or not state.scores_needed):
-                self._totals["prefix_cache_queries"] += seq.num_prompt_tokens
-            self._totals["prefix_cache_hits"] += seq.num_cached_tokens
-        self._queues.start(seq)
-        self._continue(step, seq)
-
-    def _explain(self, seq: Sequence, state: RequestState, match: PrefixMatch) -> CacheReport | None:
-        if self._explainer is None:
-            return None
-        return self._explainer.explain(seq.token_ids, seq.request.namespace, match, state.match_limit(seq))
+        """Starts waiting sequences in the policy's order, up to the first for which there is no room (starting.py)."""
+        for seq in self._starter.start(step, live_only=live_only):
+            self._continue(step, seq)
 
     # ------------------------------------------------------------------ its results
 
@@ -420,19 +355,8 @@ class Scheduler:
         state.sequences.append(seq)
         return seq
 
-    def _num_choices(self, seq: Sequence) -> int:
-        return self._states[seq.request.request_id].num_choices
-
     def num_free_seqs(self) -> int:
-        return self._limits.max_num_seqs - sum(self._num_choices(seq) for seq in self._queues.running)
-
-    def cached_tokens(self, seq: Sequence) -> int:
-        """For policies: how many tokens of a waiting sequence are cached."""
-        return self._cache.match(seq, self._states[seq.request.request_id].match_limit(seq)).num_tokens
-
-    def times_overtaken(self, seq: Sequence) -> int:
-        """For policies: how many later sequences started before this waiting one."""
-        return self._states[seq.request.request_id].overtaken
+        return self._starter.num_free_seqs
 
     def flush_cache(self) -> int:
         """Drops every cached page that no sequence uses, from tiers too; returns how many of the pool."""
