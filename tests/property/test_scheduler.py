@@ -250,7 +250,7 @@ class Session:
         if output is None:
             return
         running = self.scheduler._queues.running
-        assert sum(self.scheduler._num_choices(seq) for seq in running) <= self.plan.max_num_seqs
+        assert sum(self.scheduler._starter._num_choices(seq) for seq in running) <= self.plan.max_num_seqs
         if step in self.plan.failures:
             self.executor.memory.scribble(output)
             self.abort(step, while_running=True)
