@@ -47,7 +47,7 @@ WAYS: list[tuple[dict[str, Any], Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "fits"), WAYS, ids=lambda v: str(v)[:40])
+@pytest.mark.parametrize(("fields", "fits"), WAYS, ids=lambda v: str(v)[:40] if isinstance(v, dict) else "")
 async def test_every_name_constrains_chats_and_completions_plain_and_streamed(api: Api, fields: Any, fits: Any) -> None:
     common = {"max_tokens": 80, "temperature": 1, "seed": 4, **fields}
     plain = await api.complete("A record:", **common)
