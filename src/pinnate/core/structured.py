@@ -10,10 +10,6 @@ from typing import Literal, Protocol
 
 import msgspec
 
-# Of what is remembered: compiled grammars in the engine, verdicts beside the server.
-CACHED_GRAMMARS = 128
-CACHED_GRAMMAR_BYTES = 16 << 20  # of their texts
-
 StructuredKind = Literal["json_object", "json_schema", "regex", "choice", "grammar", "structural_tag"]
 
 

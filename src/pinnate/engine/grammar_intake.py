@@ -19,7 +19,8 @@ from pinnate.core.errors import PinnateError
 from pinnate.core.messages import TokenOutput
 from pinnate.core.request import FinishReason, Request
 from pinnate.core.sampling import SamplingParams
-from pinnate.core.structured import CACHED_GRAMMAR_BYTES, CACHED_GRAMMARS, Matcher, StructuredOutput
+from pinnate.core.structured import Matcher, StructuredOutput
+from pinnate.text.grammars.limits import CACHED_GRAMMAR_BYTES, CACHED_GRAMMARS
 
 if TYPE_CHECKING:
     from pinnate.text.grammars.backend import GrammarBackend

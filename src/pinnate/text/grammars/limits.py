@@ -28,4 +28,6 @@ MAX_LEXER_STATES = 100_000
 MAX_GRAMMAR_SIZE = 500_000
 MAX_ITEMS_IN_ROW = 2_000
 
-# What is remembered of compiled ones is bounded in core/structured.py, which the engine reads.
+# Of what is remembered: compiled grammars in the engine, verdicts beside the server.
+CACHED_GRAMMARS = 128
+CACHED_GRAMMAR_BYTES = 16 << 20  # of their texts
