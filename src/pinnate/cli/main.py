@@ -42,6 +42,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "serve": Command("pinnate.cli.serve", "serve a model over an OpenAI-compatible API", "[MODEL] [options]"),
         "chat": Command("pinnate.cli.chat", "talk to a model in the terminal", "[MODEL] [options]"),
         "generate": Command("pinnate.cli.generate", "complete prompts and exit", "[PROMPT ...] [options]"),
+        "run-batch": Command("pinnate.cli.run_batch", "answer a file of requests and exit", "INPUT OUTPUT [options]"),
         "bench": Command(
             "pinnate.bench.command", "measure the engine and the machine's limits", "[MODEL] [options]", BENCH
         ),
@@ -115,7 +116,7 @@ def _run(name: str, command: Command, arguments: Sequence[str]) -> int:
 
 def _overview() -> str:
     lines = ["usage: pinnate COMMAND [options]", "", "commands:"]
-    lines += [f"  {name:<10}{command.summary}" for name, command in COMMANDS.items()]
+    lines += [f"  {name:<11}{command.summary}" for name, command in COMMANDS.items()]
     return "\n".join([*lines, "", "pinnate COMMAND --help lists the options of a command; pinnate --version."])
 
 

@@ -27,6 +27,8 @@ CHUNK_BYTES = 4 << 20
 RETRY_SECONDS = 0.5
 YIELD_FACTOR = 3.0  # beside live requests, so much longer than a line took nothing is done
 
+ANY_ENDPOINT = "any"  # of a batch whose lines may ask for different ones
+
 _Lines = Iterator[tuple[Place, bytes | None]]
 
 
@@ -38,7 +40,8 @@ class Validator:
         self._storage = storage
         self._routes = routes
         self._batch = batch
-        self._checker = LineChecker((batch.endpoint,), state.settings.max_body_bytes)
+        endpoints = tuple(routes) if batch.endpoint == ANY_ENDPOINT else (batch.endpoint,)
+        self._checker = LineChecker(endpoints, state.settings.max_body_bytes)
         self.model: str | None = None
 
     @property
