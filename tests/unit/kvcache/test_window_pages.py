@@ -172,7 +172,8 @@ def test_a_lost_window_is_named_as_the_reason() -> None:
     scene.cache._windows.evict_passed(100)  # type: ignore[union-attr]
     explainer = MatchExplainer(scene.cache.tree, hashes, evicted, PAGE, see_others=False)
     tokens = array("i", [*text[:20], 90, 91])
-    seq = Sequence(9, Request(request_id="9", prompt_token_ids=list(tokens), sampling=SamplingParams()), 0, token_ids=tokens)
+    request = Request(request_id="9", prompt_token_ids=list(tokens), sampling=SamplingParams())
+    seq = Sequence(9, request, 0, token_ids=tokens)
     report = explainer.explain(tokens, seq.request.namespace, scene.cache.match(seq, 21), 21)
     assert (report.reason, report.num_cached_tokens, report.num_lost_tokens) == (MatchEnd.WINDOW_LOST, 0, 20)
 
