@@ -20,11 +20,12 @@ from pinnate.core.messages import TokenOutput
 from pinnate.core.request import FinishReason, Request
 from pinnate.core.sampling import SamplingParams
 from pinnate.core.structured import Matcher, StructuredOutput
-from pinnate.text.grammars.limits import CACHED_GRAMMAR_BYTES, CACHED_GRAMMARS
 
 if TYPE_CHECKING:
     from pinnate.text.grammars.backend import GrammarBackend
 
+MAX_CACHED = 128  # compiled grammars
+MAX_CACHED_BYTES = 16 << 20  # of their texts
 WAIT_SECONDS = 0.02  # how long an idle loop waits for a compile before it looks for messages
 
 
@@ -59,8 +60,8 @@ class GrammarCache:
     def __init__(
         self,
         make_backend: Callable[[], GrammarBackend],
-        most: int = CACHED_GRAMMARS,
-        most_bytes: int = CACHED_GRAMMAR_BYTES,
+        most: int = MAX_CACHED,
+        most_bytes: int = MAX_CACHED_BYTES,
     ) -> None:
         self._make_backend = make_backend
         self._backend: GrammarBackend | None = None

@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 HELLO = b""  # first frame: this end is connected
 LAST_WORDS_MS = 2000
+REMOVALS = 10
 
 
 class Channel:
@@ -91,7 +92,11 @@ def end_with_parent(stream: BinaryIO, address: str) -> None:
     def watch() -> None:
         while stream.read(4096):
             pass
-        shutil.rmtree(Path(address.removeprefix("ipc://")).parent, ignore_errors=True)
+        folder = Path(address.removeprefix("ipc://")).parent
+        for _ in range(REMOVALS):  # the main thread, still starting, may put its socket there meanwhile
+            shutil.rmtree(folder, ignore_errors=True)
+            if not folder.exists():
+                break
         os._exit(0)  # whatever the main thread is in the middle of, nobody will read it
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()

@@ -28,6 +28,6 @@ MAX_LEXER_STATES = 100_000
 MAX_GRAMMAR_SIZE = 500_000
 MAX_ITEMS_IN_ROW = 2_000
 
-# Of what is remembered: compiled grammars in the engine, verdicts beside the server.
+# Of the verdicts that the server remembers; the engine bounds its compiled grammars itself (engine/grammar_intake.py).
 CACHED_GRAMMARS = 128
 CACHED_GRAMMAR_BYTES = 16 << 20  # of their texts
