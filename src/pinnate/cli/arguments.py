@@ -94,6 +94,31 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="draws the seeds of requests that give none",
     )
+    _add_memory_arguments(parser)
+    group = parser.add_argument_group("scheduling")
+    add_flag(
+        group, "--max-num-seqs", aliases=["--max-running-requests", "--parallel"], type=int, metavar="N",
+        help="sequences decoded at the same time",
+    )  # fmt: skip
+    add_flag(
+        group, "--max-num-batched-tokens", aliases=["--chunked-prefill-size"], type=int, metavar="N",
+        help="tokens computed in one step",
+    )  # fmt: skip
+    add_flag(
+        group, "--schedule-policy", aliases=["--scheduling-policy"], choices=POLICIES,
+        help="fcfs: in order of arrival; lpm: longest cached prefix first",
+    )  # fmt: skip
+    add_flag(
+        group, "--max-num-queued-reqs", aliases=["--max-queued-requests"], type=int, metavar="N",
+        help="waiting requests before new ones are refused",
+    )  # fmt: skip
+    for spelling in ("--max-num-queued-tokens", "--max-queued-tokens"):  # docs/faults.md
+        group.add_argument(
+            spelling, type=int, dest="max_num_queued_tokens", default=argparse.SUPPRESS, help=argparse.SUPPRESS
+        )
+
+
+def _add_memory_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("memory")
     add_flag(
         group, "--kv-cache-memory", aliases=["--kv-cache-memory-bytes"], type=byte_size, metavar="SIZE",
@@ -137,27 +162,6 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         group, "--kv-events-config", type=kv_events_config, dest="kv_events", metavar="JSON",
         help=argparse.SUPPRESS,  # its JSON needs more than a line: docs/http-api.md
     )  # fmt: skip
-    group = parser.add_argument_group("scheduling")
-    add_flag(
-        group, "--max-num-seqs", aliases=["--max-running-requests", "--parallel"], type=int, metavar="N",
-        help="sequences decoded at the same time",
-    )  # fmt: skip
-    add_flag(
-        group, "--max-num-batched-tokens", aliases=["--chunked-prefill-size"], type=int, metavar="N",
-        help="tokens computed in one step",
-    )  # fmt: skip
-    add_flag(
-        group, "--schedule-policy", aliases=["--scheduling-policy"], choices=POLICIES,
-        help="fcfs: in order of arrival; lpm: longest cached prefix first",
-    )  # fmt: skip
-    add_flag(
-        group, "--max-num-queued-reqs", aliases=["--max-queued-requests"], type=int, metavar="N",
-        help="waiting requests before new ones are refused",
-    )  # fmt: skip
-    for spelling in ("--max-num-queued-tokens", "--max-queued-tokens"):  # docs/faults.md
-        group.add_argument(
-            spelling, type=int, dest="max_num_queued_tokens", default=argparse.SUPPRESS, help=argparse.SUPPRESS
-        )
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:

@@ -159,6 +159,18 @@ def give_back(cursor: Cursor, sink: Sink) -> None:
         cursor.held.clear()
 
 
+def content_around(cursor: Cursor, sink: Sink, first: str, block: Callable[[], Steps]) -> Steps:
+    """All text is content but what `block` reads, which is tried at each `first` (its own first character) and clears
+    what it holds where that was markup."""
+    while cursor.char != END:
+        if cursor.char == first:
+            yield from block()
+            give_back(cursor, sink)
+        else:
+            sink.content(cursor.char)
+            yield
+
+
 def literal(cursor: Cursor, text: str) -> Found:
     """Reads `text`; False at the first character that differs."""
     for expected in text:

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from pinnate.text.parsers.call_object import CallRules, call_object
-from pinnate.text.parsers.cursor import END, Cursor, Sink, Steps, blanks, give_back, literal
+from pinnate.text.parsers.cursor import Cursor, Sink, Steps, blanks, content_around, literal
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 def hermes(cursor: Cursor, sink: Sink, rules: CallRules) -> Steps:
-    while cursor.char != END:
-        if cursor.char == "<":
-            yield from _block(cursor, sink, rules)
-            give_back(cursor, sink)
-        else:
-            sink.content(cursor.char)
-            yield
+    yield from content_around(cursor, sink, OPEN[0], lambda: _block(cursor, sink, rules))
 
 
 def _block(cursor: Cursor, sink: Sink, rules: CallRules) -> Steps:

@@ -11,14 +11,13 @@ import string
 
 from pinnate.text.parsers.call_object import CallRules, call_object
 from pinnate.text.parsers.cursor import (
-    END,
     Cursor,
     Found,
     Sink,
     Steps,
     blanks,
     brackets,
-    give_back,
+    content_around,
     literal,
     one_of,
     run_of,
@@ -29,13 +28,7 @@ _NAME = frozenset(string.ascii_letters + string.digits + "_-.")
 
 
 def mistral(cursor: Cursor, sink: Sink, rules: CallRules) -> Steps:
-    while cursor.char != END:
-        if cursor.char == "[":
-            yield from _block(cursor, sink, rules)
-            give_back(cursor, sink)
-        else:
-            sink.content(cursor.char)
-            yield
+    yield from content_around(cursor, sink, OPEN[0], lambda: _block(cursor, sink, rules))
 
 
 def _block(cursor: Cursor, sink: Sink, rules: CallRules) -> Steps:
