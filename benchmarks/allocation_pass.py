@@ -188,7 +188,7 @@ def run_trace(
     scheduler = scheme.scheduler(num_pages)
     meter = MeteredExecutor(executor, scheduler)
     mailbox = Mailbox()
-    core = EngineCore(scheduler, meter, mailbox, mailbox)
+    core = EngineCore(scheduler, meter, mailbox)
     people = Users(trace, users)
     mailbox.inbox.extend(people.first())
     result = Pass()

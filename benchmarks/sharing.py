@@ -58,7 +58,7 @@ def run_alone(
     """Pages held, pages that unshared tables would hold (both added up over the steps of the forked request), and
     tokens computed as parts of the prompt."""
     mailbox = Mailbox()
-    core = EngineCore(scheduler, executor, mailbox, mailbox)
+    core = EngineCore(scheduler, executor, mailbox)
     request = Request(request_id="0", prompt_token_ids=prompt, sampling=params, eos_token_ids=(2,))
     mailbox.inbox.append(request)
     held = lone = 0

@@ -169,13 +169,13 @@ def make_request(request_id: str, prompt: Sequence[int], **sampling: object) -> 
 class ThreadClient:
     """An EngineClient whose core runs in a thread of this process. `kill` makes it die like a process does."""
 
-    def __init__(self, make_core: Callable[[ThreadClient, ThreadClient], object], info: dict[str, object]) -> None:
+    def __init__(self, make_core: Callable[[ThreadClient], object], info: dict[str, object]) -> None:
         self.info = info
         self.sent: list[ToEngine] = []
         self._down: queue.SimpleQueue[ToEngine | None] = queue.SimpleQueue()
         self._up: asyncio.Queue[FromEngine | None] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
-        self._core = make_core(self, self)
+        self._core = make_core(self)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -186,7 +186,7 @@ class ThreadClient:
         return self.info
 
     def send(self, message: ToEngine | FromEngine) -> None:
-        if threading.current_thread() is self._thread:  # the core's outbox
+        if threading.current_thread() is self._thread:  # the core's port
             self._loop.call_soon_threadsafe(self._up.put_nowait, message)
         else:
             self.sent.append(message)
@@ -196,7 +196,7 @@ class ThreadClient:
         self._down.put(None)
         await asyncio.to_thread(self._thread.join)
 
-    # inbox of the core in its thread, and of the engine in its loop
+    # port of the core in its thread, client of the engine in its loop
     def receive(self, wait: bool | None = None):
         return self._receive_up() if wait is None else self._receive_down(wait)
 

@@ -33,7 +33,7 @@ def search(executor: Executor, requests: Sequence[Request]) -> dict[str, list[To
     """The choices of each request, in order; all run together."""
     mailbox = Mailbox()
     scheduler = Scheduler(KVCacheManager(100, 16), max_num_seqs=64, max_num_batched_tokens=512, max_model_len=64)
-    core = EngineCore(scheduler, executor, mailbox, mailbox, check_integrity=True)
+    core = EngineCore(scheduler, executor, mailbox, check_integrity=True)
     mailbox.inbox += requests
     core.step()
     while not core.is_idle:

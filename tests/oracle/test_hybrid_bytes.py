@@ -84,7 +84,7 @@ def run(
     scheduler = PreemptingScheduler(cache, max_num_seqs=64, max_num_batched_tokens=budget, max_model_len=MAX_MODEL_LEN)
     scheduler.preempted, scheduler.preempt_at, scheduler.forgets = Counter(), frozenset(preempt_at), forgets
     mailbox = Mailbox()
-    core = EngineCore(scheduler, executor, mailbox, mailbox, check_integrity=True)
+    core = EngineCore(scheduler, executor, mailbox, check_integrity=True)
     tokens: dict[str, list[int]] = {}
     logprobs: dict[str, list[object]] = {}
     result = Run(preempted=scheduler.preempted)

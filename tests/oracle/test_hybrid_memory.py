@@ -34,9 +34,7 @@ class HybridRig(Rig):
         self.cache = KVCacheManager(num_pages=num_pages, page_size=PAGE_SIZE, needs=needs)
         self.scheduler = Scheduler(self.cache, max_num_seqs=16, max_num_batched_tokens=BUDGET, max_model_len=8192)
         self.executor = FakeExecutor(PAGE_SIZE)
-        self.core = EngineCore(
-            self.scheduler, self.executor, self.mailbox, self.mailbox, check_integrity=proves_every_step
-        )
+        self.core = EngineCore(self.scheduler, self.executor, self.mailbox, check_integrity=proves_every_step)
 
 
 def slots(rig: Rig) -> tuple[int, int]:

@@ -31,7 +31,7 @@ class Rig:
         )
         self.executor = FakeExecutor(PAGE_SIZE)
         self.mailbox = Mailbox()
-        self.core = EngineCore(self.scheduler, self.executor, self.mailbox, self.mailbox, check_integrity=True)
+        self.core = EngineCore(self.scheduler, self.executor, self.mailbox, check_integrity=True)
         self.tokens: dict[tuple[str, int], list[int]] = {}
         self.finished: set[str] = set()
 

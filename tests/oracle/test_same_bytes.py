@@ -111,7 +111,7 @@ def run(
     )
     scheduler.preempted = Counter()
     mailbox = Mailbox()
-    core = EngineCore(scheduler, executor, mailbox, mailbox, check_integrity=True)
+    core = EngineCore(scheduler, executor, mailbox, check_integrity=True)
     tokens: dict[str, list[int]] = {}
     logprobs: dict[str, list[object]] = {}
     result = Run(preempted=scheduler.preempted)

@@ -87,7 +87,7 @@ def run(
     cache = KVCacheManager(num_pages, PAGE_SIZE)
     scheduler = scheduler_class(cache, max_num_seqs=64, max_num_batched_tokens=budget, max_model_len=512)
     mailbox = Mailbox()
-    core = EngineCore(scheduler, executor, mailbox, mailbox, check_integrity=True)
+    core = EngineCore(scheduler, executor, mailbox, check_integrity=True)
     parts: dict[tuple[str, int], list[object]] = {}
     for part in (first, batch):
         for output in run_to_end(core, mailbox, part):

@@ -30,8 +30,9 @@ from pinnate.core.machine import Machine, read_machine
 from pinnate.core.memory_plan import MemoryPlan, plan_memory
 from pinnate.engine.build_cache import build_cache
 from pinnate.engine.build_tiers import open_tier, start_fingerprint
-from pinnate.engine.engine_core import EngineCore, Inbox, Outbox
+from pinnate.engine.engine_core import EngineCore
 from pinnate.engine.grammar_intake import GrammarCache, GrammarIntake, LazyBackend
+from pinnate.engine.mailbox import Port
 from pinnate.engine.stop_finder import LazyStopFinder
 from pinnate.executor.base import Executor, ExecutorSpec, WeightGroup
 from pinnate.executor.native import NativeExecutor
@@ -159,7 +160,7 @@ def plan_engine(config: EngineConfig, model: LoadedModel, machine: Machine) -> P
     )
 
 
-def build_engine(config: EngineConfig, inbox: Inbox, outbox: Outbox) -> tuple[EngineCore, dict[str, Any]]:
+def build_engine(config: EngineConfig, port: Port) -> tuple[EngineCore, dict[str, Any]]:
     """A core ready to step, and its `info`: sizes, choices with their reasons, start-up times (plain data).
 
     Raises:
@@ -198,12 +199,11 @@ def build_engine(config: EngineConfig, inbox: Inbox, outbox: Outbox) -> tuple[En
     core = EngineCore(
         scheduler,
         executor,
-        inbox,
-        outbox,
+        port,
         check_integrity=config.check_integrity,
         commands=parts.commands,
         events=parts.events,
-        tiers=parts.tiers,
+        tiers=parts.cache.tiers,
         grammars=GrammarIntake(
             GrammarCache(LazyBackend(config.model, model.graph.vocab_size, model.config.eos_token_ids))
         ),

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from pinnate.core.config import EngineConfig
 from pinnate.core.layer_groups import PageNeeds
 from pinnate.engine.build_tiers import LowerTier
-from pinnate.engine.cache_commands import CacheCommands, CommandHandler
+from pinnate.engine.cache_commands import CacheCommands
+from pinnate.engine.commands import CommandHandler
 from pinnate.kvcache.event_log import EventLog, snapshot
 from pinnate.kvcache.explain import EvictedPaths, MatchExplainer
 from pinnate.kvcache.manager import KVCacheManager

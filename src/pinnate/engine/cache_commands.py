@@ -6,19 +6,18 @@ Each runs between two steps of the engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import msgspec
 
 from pinnate.core.errors import UnsupportedError
+from pinnate.engine.commands import CommandHandler
 from pinnate.kvcache.debug_view import describe_cache
 from pinnate.kvcache.explain import MatchExplainer
 from pinnate.kvcache.manager import KVCacheManager
 from pinnate.kvcache.pins import Pin, Pins, sequence_of
 from pinnate.kvcache.tiers.manager import TierManager
-
-CommandHandler = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class Resync(Protocol):

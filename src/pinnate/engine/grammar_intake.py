@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
-from pinnate.core.errors import PinnateError
+from pinnate.core.errors import PinnateError, UnsupportedError
 from pinnate.core.messages import TokenOutput
 from pinnate.core.request import FinishReason, Request
 from pinnate.core.sampling import SamplingParams
@@ -194,6 +194,14 @@ def checked_params(params: SamplingParams) -> SamplingParams:
     except Fault as fault:
         raise fault.error(params.structured_output.param) from None
     return msgspec.structs.replace(params, structured_output=checked)
+
+
+def no_backend() -> GrammarBackend:
+    """
+    Raises:
+        UnsupportedError: always.
+    """
+    raise UnsupportedError("this engine compiles no structured outputs", param="structured_outputs")
 
 
 class LazyBackend:

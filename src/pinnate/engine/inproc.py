@@ -20,7 +20,7 @@ class InprocClient:
 
     def __init__(self, config: EngineConfig) -> None:
         self._mailbox = Mailbox()
-        self.core, self.info = build_engine(config, self._mailbox, self._mailbox)
+        self.core, self.info = build_engine(config, self._mailbox)
 
     def send(self, message: ToEngine) -> None:
         """Delivered with the next step."""

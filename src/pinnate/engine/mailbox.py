@@ -1,11 +1,23 @@
-"""Mailbox: a core's inbox and outbox where core and caller share one thread.
+"""Port: where an EngineCore's messages come from and go to. Mailbox: the port where core and caller share one thread.
 
-Knows: two lists. Must not know: what a message means.
+Knows: two lists. Must not know: what a message means. The port of an engine process is `process.Channel`.
 """
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from pinnate.core.messages import FromEngine, ToEngine
+
+
+class Port(Protocol):
+    def receive(self, wait: bool) -> list[ToEngine]:
+        """All messages that have arrived; with `wait`, sleeps until there is at least one."""
+        ...
+
+    def send(self, message: FromEngine) -> None:
+        """Never blocks."""
+        ...
 
 
 class Mailbox:

@@ -36,7 +36,7 @@ REMOVALS = 10
 
 
 class Channel:
-    """Inbox and outbox over one ZeroMQ PAIR socket; no limit on what waits in it (the facade limits requests)."""
+    """The core's port over one ZeroMQ PAIR socket; no limit on what waits in it (the facade limits requests)."""
 
     def __init__(self, address: str, heart: Heart) -> None:
         self._heart = heart
@@ -113,7 +113,7 @@ def run(startup: Startup) -> int:
             raise
         return 1  # the parent ended while this process started, and its folder went with it
     try:
-        core, info = build_engine(startup.config, channel, channel)
+        core, info = build_engine(startup.config, channel)
     except PinnateError as error:
         channel.send(EngineFailed(type(error).__name__, str(error)))
         channel.close()

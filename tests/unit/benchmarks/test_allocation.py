@@ -28,7 +28,7 @@ def test_every_scheme_computes_the_right_tokens(name: str) -> None:
     rng = random.Random(1)
     scheduler = allocation_pass.SCHEMES[name].scheduler(PAGES)
     mailbox = Mailbox()
-    core = EngineCore(scheduler, FakeExecutor(allocation_pass.PAGE_SIZE), mailbox, mailbox, check_integrity=True)
+    core = EngineCore(scheduler, FakeExecutor(allocation_pass.PAGE_SIZE), mailbox, check_integrity=True)
     requests = {}
     for i in range(12):
         prompt = [rng.randrange(200) for _ in range(rng.randrange(1, 900))]

@@ -57,11 +57,11 @@ class World:
         self.clients.append(client)
         return client
 
-    def make_core(self, inbox: ThreadClient, outbox: ThreadClient) -> EngineCore:
+    def make_core(self, port: ThreadClient) -> EngineCore:
         cache = KVCacheManager(num_pages=64, page_size=4, pinnable_pages=8)
         scheduler = Scheduler(cache, max_num_seqs=4, max_num_batched_tokens=32, max_model_len=128)
         commands = CacheCommands(cache).handlers()
-        return EngineCore(scheduler, FakeExecutor(4, **self.executor_options), inbox, outbox, commands=commands)
+        return EngineCore(scheduler, FakeExecutor(4, **self.executor_options), port, commands=commands)
 
     def start(self, *, seed: int | None = None, **executor_options: object) -> AsyncEngine:
         self.executor_options = executor_options

@@ -81,7 +81,7 @@ def test_quantised_weights_are_refused_by_name(model: LoadedModel) -> None:
 )
 def test_build_and_run(executor: str, quantization: str) -> None:
     mailbox = Mailbox()
-    core, info = build_engine(config(executor=executor, quantization=quantization, num_pages=4), mailbox, mailbox)
+    core, info = build_engine(config(executor=executor, quantization=quantization, num_pages=4), mailbox)
     assert (info["executor"], info["num_pages"], info["kv_tokens"]) == (executor, 4, 64)
     assert info["quantization"] == quantization
     assert sum(group["bytes"] for group in info["weights"]) == info["device"]["weight_bytes"]
@@ -99,7 +99,7 @@ def test_build_and_run(executor: str, quantization: str) -> None:
 
 def test_int8_keys_and_values_take_what_was_planned() -> None:
     mailbox = Mailbox()
-    core, info = build_engine(config(kv_cache_dtype="int8", num_pages=4), mailbox, mailbox)
+    core, info = build_engine(config(kv_cache_dtype="int8", num_pages=4), mailbox)
     assert info["kv_cache_dtype"] == info["device"]["kv_cache_dtype"] == "int8"
     assert info["device"]["kv_bytes"] == info["kv_bytes"] // 4 * 5  # the null page is extra
     core.close()
@@ -108,12 +108,12 @@ def test_int8_keys_and_values_take_what_was_planned() -> None:
 def test_the_reference_executor_refuses_int8_keys_and_values() -> None:
     mailbox = Mailbox()
     with pytest.raises(ConfigError, match="--kv-cache-dtype int8 is not offered by the reference executor"):
-        build_engine(config(executor="reference", kv_cache_dtype="int8"), mailbox, mailbox)
+        build_engine(config(executor="reference", kv_cache_dtype="int8"), mailbox)
 
 
 def test_a_context_that_the_pool_cannot_hold() -> None:
     mailbox = Mailbox()
-    core, info = build_engine(config(num_pages=1, max_model_len=40), mailbox, mailbox)
+    core, info = build_engine(config(num_pages=1, max_model_len=40), mailbox)
     assert info["max_model_len"] == 40
     assert "16 tokens" in info["reasons"]["max_model_len"]
     core.close()

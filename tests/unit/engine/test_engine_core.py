@@ -11,6 +11,7 @@ from pinnate.core.batch import SchedulerOutput
 from pinnate.core.errors import InvalidRequestError
 from pinnate.core.messages import Abort, Command, EngineStats, FromEngine, Reply, StepOutputs, ToEngine, TokenOutput
 from pinnate.core.request import FinishReason, Request
+from pinnate.core.structured import StructuredOutput
 from pinnate.engine.engine_core import EngineCore
 from pinnate.engine.mailbox import Mailbox
 from pinnate.kvcache.manager import KVCacheManager
@@ -29,7 +30,7 @@ class Rig:
         )
         self.executor = FakeExecutor(PAGE_SIZE, fail_when=fail_when)
         self.mailbox = Mailbox()
-        self.core = EngineCore(self.scheduler, self.executor, self.mailbox, self.mailbox, check_integrity=True)
+        self.core = EngineCore(self.scheduler, self.executor, self.mailbox, check_integrity=True)
 
     def step(self, *messages: ToEngine) -> list[FromEngine]:
         self.mailbox.inbox += messages
@@ -96,18 +97,18 @@ def test_one_message_a_step_even_for_a_chunk_without_tokens() -> None:
     assert len(rig.step()) == 1
 
 
-def test_idle_core_asks_the_inbox_to_wait() -> None:
+def test_an_idle_core_asks_its_port_to_wait() -> None:
     asked = []
 
-    class Inbox(Mailbox):
+    class Port(Mailbox):
         def receive(self, wait: bool) -> list[ToEngine]:
             asked.append(wait)
             return super().receive(wait)
 
     rig = Rig()
-    inbox = Inbox()
-    core = EngineCore(rig.scheduler, rig.executor, inbox, inbox)
-    inbox.inbox.append(make_request("r", [1], max_tokens=2))
+    port = Port()
+    core = EngineCore(rig.scheduler, rig.executor, port)
+    port.inbox.append(make_request("r", [1], max_tokens=2))
     for _ in range(4):
         core.step()
     assert asked == [True, False, False, True]
@@ -197,7 +198,7 @@ class Listener:
 
 def test_events_are_published_once_a_step_commands_included_and_closed_in_the_end() -> None:
     rig, listener = Rig(), Listener()
-    rig.core = EngineCore(rig.scheduler, rig.executor, rig.mailbox, rig.mailbox, events=listener)
+    rig.core = EngineCore(rig.scheduler, rig.executor, rig.mailbox, events=listener)
     rig.run(make_request("r", range(10)))
     assert listener.steps >= len(rig.executor.batches)
     before = listener.steps
@@ -213,12 +214,24 @@ def test_commands_from_outside_are_answered_and_their_refusals_are_told_from_fau
 
     rig = Rig()
     commands = {"echo": lambda arguments: arguments, "refuse": refuse, "break": lambda arguments: arguments["x"]}
-    rig.core = EngineCore(rig.scheduler, rig.executor, rig.mailbox, rig.mailbox, commands=commands)
+    rig.core = EngineCore(rig.scheduler, rig.executor, rig.mailbox, commands=commands)
     sent = [Command(1, "echo", {"a": 1}), Command(2, "refuse"), Command(3, "break")]
     replies = [rig.step(command)[-1] for command in sent]
     assert replies[0] == Reply(1, {"a": 1})
     assert replies[1] == Reply(2, {}, "no", "InvalidRequestError", "prompt", "pin_quota_exceeded")
     assert replies[2] == Reply(3, {}, "KeyError: 'x'")
+
+
+def test_without_a_compiler_structured_outputs_are_refused_and_their_aborts_leave_nothing() -> None:
+    rig, structured = Rig(), StructuredOutput(kind="regex", text="[0-9]+")
+    refused = rig.run(make_request("r", [1], structured_output=structured, n=2), make_request("plain", [1]))
+    errors = [output.error for output in refused if output.request_id == "r"]
+    assert errors == ["this engine compiles no structured outputs"] * 2
+    assert tokens_of(refused, "plain") == expected_tokens(make_request("plain", [1]))
+    left = rig.run(make_request("left", [1], structured_output=structured), Abort(["left"]))
+    assert [output.finish_reason for output in left] == [FinishReason.ABORT]
+    assert rig.core.stats().num_waiting == 0
+    rig.core.close()
 
 
 def test_close_closes_the_executor() -> None:

@@ -28,7 +28,7 @@ def generate(
     """All outputs by request and choice."""
     mailbox = Mailbox()
     scheduler = Scheduler(KVCacheManager(200, 4), max_num_seqs=16, max_num_batched_tokens=budget, max_model_len=200)
-    core = EngineCore(scheduler, SimulatedExecutor(VOCAB_SIZE, step_seconds), mailbox, mailbox, check_integrity=True)
+    core = EngineCore(scheduler, SimulatedExecutor(VOCAB_SIZE, step_seconds), mailbox, check_integrity=True)
     mailbox.inbox += requests
     core.step()
     while scheduler.has_work():

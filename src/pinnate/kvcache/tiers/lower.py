@@ -1,4 +1,4 @@
-"""What the scheduler asks of the tiers below the KV pool, and the answers where there are none.
+"""What the scheduler and the loop ask of the tiers below the KV pool, and the answers where there are none.
 
 Knows: the questions. Must not know: who answers (TierManager).
 """
@@ -51,6 +51,18 @@ class LowerTiers(Protocol):
         """Fields of EngineStats."""
         ...
 
+    def wait_for_load(self) -> bool:
+        """For a loop that has nothing to run: waits a moment for a load. False: there is none to wait for."""
+        ...
+
+    def note_step(self, num_tokens: int, seconds: float) -> None:
+        """A step of so many tokens took so long in the executor."""
+        ...
+
+    def close(self) -> None:
+        """Before the executor is closed: its pages are read and written until now."""
+        ...
+
 
 class NoTiers:
     """Implements LowerTiers."""
@@ -77,3 +89,12 @@ class NoTiers:
 
     def stats(self) -> dict[str, int]:
         return {}
+
+    def wait_for_load(self) -> bool:
+        return False
+
+    def note_step(self, num_tokens: int, seconds: float) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

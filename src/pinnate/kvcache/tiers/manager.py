@@ -123,14 +123,12 @@ class TierManager:
         return freed
 
     def wait_for_load(self) -> bool:
-        """For a loop that has nothing to run: waits a moment for a load. False: there is none to wait for."""
         if not self._under_way:
             return False
         self._mover.wait(LOAD_WAIT_SECONDS)
         return True
 
     def note_step(self, num_tokens: int, seconds: float) -> None:
-        """A step of so many tokens took so long in the executor."""
         if num_tokens >= PREFILL_TOKENS:
             self._cost.prefill.add(num_tokens, seconds)
         self._mover.note_step()
@@ -168,7 +166,6 @@ class TierManager:
         }
 
     def close(self) -> None:
-        """Before the executor is closed: its pages are read and written until now."""
         self._close()
 
     def _names_after(self, seq: Sequence, match: PrefixMatch, limit: int) -> Iterator[PageName]:

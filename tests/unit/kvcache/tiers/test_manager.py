@@ -43,7 +43,6 @@ class Rig:
             self.scheduler,
             self.executor,
             self.mailbox,
-            self.mailbox,
             check_integrity=True,
             commands=parts.commands,
             tiers=parts.tiers,
