@@ -2,7 +2,7 @@
 
 Knows: HTTP bodies, msgspec. Must not know: what the fields mean. Rules: the body is a JSON object in UTF-8; NaN and
 Infinity are not JSON; numbers out of a double's range are refused; a key given twice counts with its last value; a
-field that is null counts as absent. No field is ignored in silence:
+field that is null counts as absent; an integer may be written 1.0 (`whole_numbers.py`). No field is ignored in silence:
 
 - what is known and not offered is refused by name, for leaving it out would change what the answer is about or what it
   must obey (an adapter, an image, a suffix, ...);
@@ -23,6 +23,7 @@ from starlette.types import Receive
 from pinnate.core.errors import InvalidRequestError, UnsupportedError
 from pinnate.server.errors import HTTPStatusError
 from pinnate.server.limits import MAX_JSON_DEPTH
+from pinnate.server.whole_numbers import with_integers
 
 T = TypeVar("T")
 
@@ -147,7 +148,7 @@ def convert(
     unsupported: Mapping[str, Neutral] | None = None,
     notes: FieldNotes | None = None,
 ) -> T:
-    """`fields` as the struct `to`: every name known, every type right, no coercion.
+    """`fields` as the struct `to`: every name known, every type right, no coercion but of 1.0 to the integer 1.
 
     `unsupported` names what this server knows of and does not offer, with a predicate for the values that ask for
     nothing (`suffix: ""`); those are dropped. `at` is the path of `fields` in the body, for the message. `notes` takes
@@ -168,6 +169,10 @@ def convert(
             raise UnsupportedError(f"{prefix}{name} is not supported by this server", param=f"{prefix}{name}")
     try:
         return msgspec.convert(kept, to)
+    except msgspec.ValidationError:
+        pass
+    try:
+        return msgspec.convert(with_integers(kept, to), to)
     except msgspec.ValidationError as error:
         raise _type_error(str(error), prefix) from None
 
