@@ -144,8 +144,11 @@ def check_spans(collector: Collector, answer: dict[str, Any]) -> None:
 
 
 def check_log(text: str, answer: dict[str, Any]) -> None:
-    """Every line of the server and its engine is a JSON object, but for the banner."""
-    lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    """Every line of the server and its engine is a JSON object."""
+    lines = [json.loads(line) for line in text.splitlines()]
+    (start,) = (line for line in lines if line["message"] == "serving")
+    assert start["url"].startswith("https://")
+    assert start["max_model_len"] == 512
     requests = {line["request_id"]: line for line in lines if line.get("message") == "request"}
     line = requests["mine-1"]
     assert (line["id"], line["status"], line["output_tokens"]) == (answer["id"], 200, 4)
@@ -156,6 +159,29 @@ def check_log(text: str, answer: dict[str, Any]) -> None:
     statuses = [line["status"] for line in requests.values() if line["route"] != "/health"]  # polled while it started
     assert sorted(statuses) == [200, 200, 400, 401, 403]  # no line for /metrics
     assert SECRET not in text
+
+
+@pytest.mark.parametrize(("level", "env"), [("info", "error"), ("warning", "debug"), (None, "warning")])
+def test_the_engines_process_logs_as_the_flags_say(
+    level: str | None, env: str, start: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its level and format come with its settings, a restart included; its variables do not count once there are flags.
+    What it writes past its logging, here the last words of a crash, is a JSON line too."""
+    monkeypatch.setenv("PINNATE_LOG_LEVEL", env)
+    server = start(Server, "--log-format", "json", "--no-access-log", *(["--log-level", level] if level else []))
+    server.wait_until(200)
+    os.kill(json.loads(ask(server, "/server_info"))["engine"]["pid"], signal.SIGSEGV)  # faulthandler writes plain text
+    server.wait_until(503)
+    server.wait_until(200)
+    server.signal()
+    assert server.exit_code() == 0
+    lines = [json.loads(line) for line in server.text().splitlines()]
+    ready = [line for line in lines if line.get("process") == "engine" and line["message"].startswith("ready after")]
+    assert len(ready) == (2 if level == "info" else 0)
+    assert {line["level"] for line in lines} <= {"info", "warning", "error"} - ({"info"} if level != "info" else set())
+    written = [line["message"] for line in lines if line["logger"] == "pinnate.engine.child"]
+    assert any("Fatal Python error: Segmentation fault" in message for message in written)
+    assert any("killed by SIGSEGV" in line["message"] for line in lines)
 
 
 def test_counters_grow_over_the_death_of_an_engine(start: Callable[..., Server]) -> None:

@@ -202,7 +202,7 @@ def engine_config(args: argparse.Namespace, **defaults: Any) -> EngineConfig:
         ConfigError: a value is out of range.
         ModelError: the model is not found.
     """
-    settings = defaults | engine_settings(args)
+    settings = {"log_level": read_environment().log_level} | defaults | engine_settings(args)
     EngineConfig(model="", **settings)  # a wrong flag is reported before a model is downloaded
     return EngineConfig(model=str(resolve_model(model_of(args))), **settings)
 

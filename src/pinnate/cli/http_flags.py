@@ -16,10 +16,9 @@ import msgspec
 from pinnate.cli.arguments import add_flag
 from pinnate.core.config import Environment
 from pinnate.core.errors import ConfigError
-from pinnate.core.logs import LOG_FORMATS
+from pinnate.core.logs import LOG_FORMATS, LOG_LEVELS
 from pinnate.server.settings import METRICS_COMPAT
 
-_LOG_LEVELS = ("debug", "info", "warning", "error")
 _PLAIN = (
     "ssl_certfile",
     "ssl_keyfile",
@@ -56,7 +55,7 @@ def add_log_arguments(group: argparse._ActionsContainer) -> None:
         group.add_argument(
             spelling, action="store_const", const=False, dest="access_log", default=argparse.SUPPRESS, help=HIDDEN
         )
-    add_flag(group, "--log-level", choices=_LOG_LEVELS, metavar="LEVEL", help=", ".join(_LOG_LEVELS))
+    add_flag(group, "--log-level", choices=LOG_LEVELS, metavar="LEVEL", help=", ".join(LOG_LEVELS))
     add_flag(group, "--metrics-compat", choices=METRICS_COMPAT, help=HIDDEN)
     add_flag(group, "--otlp-traces-endpoint", aliases=["--otlp-endpoint"], metavar="URL", help=HIDDEN)
     add_flag(group, "--log-format", choices=LOG_FORMATS, help=HIDDEN)

@@ -48,13 +48,14 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"{source}: no such file")
     if not target.parent.is_dir():
         raise ConfigError(f"{target.parent}: no such folder")
-    config = engine_config(args)
+    log_level = "warning" if sys.stderr.isatty() else read_environment().log_level
+    config = engine_config(args, log_level=log_level)
     from pinnate.core.logs import setup_logging
     from pinnate.server.app import BATCH_ROUTES
     from pinnate.server.batches.offline import run_batch
     from pinnate.server.settings import ServerSettings
 
-    setup_logging("warning" if sys.stderr.isatty() else read_environment().log_level)
+    setup_logging(log_level)
     settings = ServerSettings(served_model_name=names)
     with tqdm(unit="request", disable=not sys.stderr.isatty()) as bar:
 

@@ -12,7 +12,7 @@ import msgspec
 
 from pinnate.core.errors import ConfigError
 from pinnate.core.kv_events import KVEventsConfig
-from pinnate.core.logs import LOG_FORMATS
+from pinnate.core.logs import LOG_FORMATS, LOG_LEVELS
 
 DTYPES = ("auto", "bfloat16", "float32")
 QUANTIZATIONS = ("none", "int8", "int4")
@@ -60,7 +60,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_queued_reqs: int = 1024
     max_num_queued_tokens: int | None = None  # prompt tokens of waiting requests
     seed: int | None = None  # draws the seeds of requests that give none; None: LLM always the same, a server never
-    log_format: str = "text"  # of the engine process's own lines, see core/logs.py
+    log_level: str = "info"  # this and the next: of the engine process's own lines, see core/logs.py
+    log_format: str = "text"
     check_integrity: bool = False  # prove the KV memory's conservation after every step (tests, debugging)
 
     def __post_init__(self) -> None:
@@ -72,6 +73,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         _one_of("--schedule-policy", self.schedule_policy, POLICIES)
         _one_of("--eviction-policy", self.eviction_policy, EVICTION_POLICIES)
         _one_of("--cache-report", self.cache_report, CACHE_REPORTS)
+        _one_of("--log-level", self.log_level, LOG_LEVELS)
         _one_of("--log-format", self.log_format, LOG_FORMATS)
         if not 0 <= self.pin_quota <= MAX_PIN_QUOTA:
             raise ConfigError(f"--pin-quota is a share from 0 to {MAX_PIN_QUOTA}, got {self.pin_quota}")
@@ -124,7 +126,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 def read_environment() -> Environment:
     return Environment(
         isa=os.environ.get("PINNATE_ISA", "auto") or "auto",
-        log_level=os.environ.get("PINNATE_LOG_LEVEL", "info") or "info",
+        log_level=(os.environ.get("PINNATE_LOG_LEVEL") or "info").lower(),
         api_key=os.environ.get("PINNATE_API_KEY") or None,
         admin_api_key=os.environ.get("PINNATE_ADMIN_API_KEY") or None,
     )

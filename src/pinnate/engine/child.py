@@ -7,6 +7,7 @@ Light to import, so that a program can start the child first and import the rest
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import signal
@@ -23,6 +24,8 @@ from typing import IO
 import msgspec
 
 from pinnate.core.config import EngineConfig
+
+log = logging.getLogger(__name__)
 
 LENGTH_BYTES = 4
 STDERR_LINES = 6
@@ -45,7 +48,8 @@ class EngineChild:
     ends, the child ends. It is in a process group of its own, so that Ctrl-C reaches this process alone.
 
     A thread copies the child's stderr to `forward` (default: sys.stderr), keeps the last lines, and then waits for the
-    process, so `exited` is complete the moment it dies: its result is the exit code as in subprocess.
+    process, so `exited` is complete the moment it dies: its result is the exit code as in subprocess. Where logs are
+    JSON, what the child writes past its logging (an abort's last words) becomes a line of this process's log.
     """
 
     def __init__(self, config: EngineConfig, forward: Callable[[str], object] | None = None) -> None:
@@ -53,7 +57,7 @@ class EngineChild:
         self.address = f"ipc://{self._folder}/engine"
         self.exited: Future[int] = Future()
         self._tail: deque[str] = deque(maxlen=STDERR_LINES)
-        self._forward = forward if forward is not None else _to_stderr
+        self._forward = forward or (_to_json_log if config.log_format == "json" else _to_stderr)
         self.heartbeat, beats = os.pipe()
         try:
             self._process = subprocess.Popen(
@@ -136,6 +140,13 @@ def private_folder() -> Path:
         folder.rmdir()
         folder = Path(tempfile.mkdtemp(prefix="pinnate-", dir="/tmp"))
     return folder
+
+
+def _to_json_log(text: str) -> None:
+    if text.startswith("{"):
+        _to_stderr(text)
+    elif text.strip():
+        log.error("the engine process wrote: %s", text.rstrip())
 
 
 def _to_stderr(text: str) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from pinnate.core.errors import EngineError, PinnateError
+from pinnate.core.logs import log_fault
 from pinnate.core.messages import Abort, TokenOutput
 from pinnate.core.request import Request
 from pinnate.engine.output_processor import OutputProcessor
@@ -89,7 +90,7 @@ class OpenRequests:
             self.end(output.request_id, error)
             return Abort([output.request_id])
         except Exception as error:  # a bug of ours must end this request alone
-            log.exception("output of request %s", output.request_id)
+            log_fault(log, f"output of request {output.request_id}", error)
             self.end(output.request_id, EngineError(f"{type(error).__name__} while the output was made into text"))
             return Abort([output.request_id])
         if delta is not None:

@@ -20,7 +20,6 @@ from typing import BinaryIO
 import msgspec
 import zmq
 
-from pinnate.core.config import read_environment
 from pinnate.core.errors import PinnateError
 from pinnate.core.logs import setup_logging
 from pinnate.core.messages import EngineFailed, EngineReady, FromEngine, ToEngine
@@ -28,7 +27,7 @@ from pinnate.engine.build import build_engine
 from pinnate.engine.child import LENGTH_BYTES, Startup
 from pinnate.engine.heartbeat import Heart
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("pinnate.engine.process")  # not __name__: this module is __main__
 
 HELLO = b""  # first frame: this end is connected
 LAST_WORDS_MS = 2000
@@ -120,6 +119,7 @@ def run(startup: Startup) -> int:
         return 1
     info["pid"] = os.getpid()
     info["startup"]["total in the engine process"] = perf_counter() - began
+    log.info("ready after %.2f s: %s", perf_counter() - began, startup.config.model)
     channel.send(EngineReady(info))
     while True:
         core.step()
@@ -131,16 +131,15 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faulthandler.enable()
-    level = read_environment().log_level
     # Unbuffered: a buffered reader would hold its lock inside the watching thread while the interpreter ends.
     stream = open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)  # noqa: SIM115
     try:
         startup = read_startup(stream)
     except EOFError as error:
-        setup_logging(level, process="engine")
+        setup_logging("info", process="engine")
         log.error("%s", error)
         return 1
-    setup_logging(level, startup.config.log_format, "engine")
+    setup_logging(startup.config.log_level, startup.config.log_format, "engine")
     end_with_parent(stream, startup.address)
     return run(startup)
 

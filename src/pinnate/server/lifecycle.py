@@ -173,7 +173,11 @@ class _Life:
         if host in ("0.0.0.0", "::"):
             shown = "localhost"
         scheme = "http" if self._settings.ssl_certfile is None else "https"
-        print(_banner(state, engine, f"{scheme}://{shown}:{port}", time.monotonic() - self._began), flush=True)
+        url, seconds = f"{scheme}://{shown}:{port}", time.monotonic() - self._began
+        if self._settings.log_format == "json":
+            _logger.info("serving", extra={"fields": _facts(state, engine, url, seconds)})
+        else:
+            print(_banner(state, engine, url, seconds), flush=True)
 
 
 def _make_server(app: object, settings: ServerSettings) -> uvicorn.Server:
@@ -240,6 +244,17 @@ def _banner(state: ServerState, engine: AsyncEngine, url: str, seconds: float) -
             f"    -d '{body}'",
         )
     )
+
+
+def _facts(state: ServerState, engine: AsyncEngine, url: str, seconds: float) -> dict[str, Any]:
+    """The banner for machines."""
+    shown = ("family", "dtype", "quantization", "executor", "threads", "max_model_len", "kv_tokens", "memory_plan")
+    return {
+        "url": url,
+        "model": state.model_names[0],
+        "path": engine.info["model"],
+        "start_seconds": round(seconds, 3),
+    } | {name: engine.info[name] for name in shown}
 
 
 def _weights(groups: list[dict[str, Any]]) -> str:

@@ -5,7 +5,7 @@ costs one plain call per write.
 
 Each answer carries `X-Request-Id`: the client's own if it gave a valid one, else the id of the object in the answer,
 else a new one. What goes wrong in ways nobody foresaw ends here, with a 500; the log gets its place and type, and its
-text at level debug alone, since that may quote a request.
+text at no level, since that may quote a request.
 """
 
 from __future__ import annotations

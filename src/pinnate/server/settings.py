@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from pinnate.core.errors import ConfigError
-from pinnate.core.logs import LOG_FORMATS
+from pinnate.core.logs import LOG_FORMATS, LOG_LEVELS
 from pinnate.core.sampling import MAX_LOGPROBS
 from pinnate.server.limits import ServerLimits
 
@@ -86,8 +86,12 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"--metrics-compat must be one of {', '.join(METRICS_COMPAT)}, got {self.metrics_compat!r}"
             )
-        if self.log_format not in LOG_FORMATS:
-            raise ConfigError(f"--log-format must be one of {', '.join(LOG_FORMATS)}, got {self.log_format!r}")
+        for flag, value, known in (
+            ("--log-level", self.log_level, LOG_LEVELS),
+            ("--log-format", self.log_format, LOG_FORMATS),
+        ):
+            if value not in known:
+                raise ConfigError(f"{flag} must be one of {', '.join(known)}, got {value!r}")
         if self.otlp_traces_endpoint is not None and _ENDPOINT.fullmatch(self.otlp_traces_endpoint) is None:
             raise ConfigError(
                 f"--otlp-traces-endpoint {self.otlp_traces_endpoint!r} is not a URL such as http://localhost:4318"

@@ -148,7 +148,7 @@ def test_serve_hands_over_config_and_settings(served: Served, tmp_path: Path) ->
         "--access-log",
     ]
     assert main(["serve", str(tmp_path), *flags, "--threads", "2", "--api-key", "k", "--log-level", "debug"]) == 3
-    assert served.config == EngineConfig(model=str(tmp_path), threads=2)
+    assert served.config == EngineConfig(model=str(tmp_path), threads=2, log_level="debug")
     settings = served.settings
     assert (settings.host, settings.port, settings.served_model_name) == ("::", 0, ("a", "b"))
     assert (settings.shutdown_timeout, settings.access_log, settings.api_keys, settings.log_level) == (
@@ -165,9 +165,11 @@ def test_serve_takes_the_default_model_and_the_environment(served: Served, monke
     assert main(["serve"]) == 3
     assert served.config.model == str(default_model_path())
     assert (served.settings.api_keys, served.settings.log_level) == (("secret",), "warning")
+    assert served.config.log_level == "warning"  # of the engine's process
     assert served.settings.served_model_name == ()
-    main(["serve", "--api-key", "flag"])
+    main(["serve", "--api-key", "flag", "--log-level", "error"])
     assert served.settings.api_keys == ("flag",)
+    assert (served.settings.log_level, served.config.log_level) == ("error", "error")
 
 
 def test_serve_calls_a_model_from_the_hub_by_its_name(
@@ -376,6 +378,7 @@ def test_serve_takes_origins_and_logs(served: Served) -> None:
     assert not served.settings.access_log
     main(["serve", "--log-format", "json"])
     assert (served.settings.access_log, served.settings.log_format) == (True, "json")
+    assert served.config.log_format == "json"
     main(["serve", "--log-format", "json", "--disable-uvicorn-access-log"])
     assert not served.settings.access_log
 

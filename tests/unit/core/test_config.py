@@ -26,6 +26,8 @@ from pinnate.core.errors import ConfigError
         ("num_pages", 0, "--num-pages"),
         ("kv_cache_memory", 0, "--kv-cache-memory"),
         ("max_num_queued_reqs", 0, "--max-num-queued-reqs"),
+        ("log_level", "loud", "--log-level"),
+        ("log_format", "xml", "--log-format"),
     ],
 )
 def test_out_of_range_names_the_flag(field: str, value: object, flag: str) -> None:
