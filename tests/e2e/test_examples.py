@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 from tests.e2e.harness import Server
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
 
 
 def run(name: str, *arguments: str) -> str:
@@ -52,6 +54,16 @@ def test_agent(server: Server) -> None:
     assert "84" in answer
 
 
+def test_one_request() -> None:
+    """What it prints is what docs/architecture.md shows, in the same order, but for sizes of messages."""
+    printed = iter(re.sub(r"\d\.\d KB", "KB", run("one_request.py")).splitlines())
+    text = (ROOT / "docs/architecture.md").read_text()
+    shown = re.sub(r"\d\.\d KB", "KB", "".join(re.findall(r"^```\n( \d .*?)^```$", text, re.DOTALL | re.MULTILINE)))
+    assert len(shown.splitlines()) > 30
+    missing = [line for line in shown.splitlines() if line not in printed]  # `in` goes on from where it was
+    assert missing == []
+
+
 def test_no_example_is_forgotten() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == {
         "offline.py",
@@ -59,4 +71,5 @@ def test_no_example_is_forgotten() -> None:
         "client.py",
         "beams.py",
         "agent.py",
+        "one_request.py",
     }
