@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import signal
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.conftest import MODEL
 from tests.e2e.harness import Server, counting
@@ -113,6 +117,52 @@ def test_live_requests_pass_a_batch_that_fills_the_engine(data_server: Server) -
     assert client.batches.retrieve(batch_id).request_counts.completed < 100  # they did not wait for it
     client.batches.cancel(batch_id)
     wait(client, batch_id)
+
+
+def test_requests_of_a_batch_wait_behind_a_full_live_queue_and_take_none_of_it(tmp_path: Path) -> None:
+    """With a structured output too, for which the queue is asked before its check."""
+    server = DataServer(tmp_path, "--max-num-seqs", "2", "--max-num-queued-reqs", "2", "--executor", "simulated",
+                        "--simulated-step-ms", "5").wait_until(200)  # fmt: skip
+    try:
+        client = client_of(server)
+        kinds: list[dict[str, Any]] = [{}, {"structured_outputs": {"regex": "[0-9]{3}"}}]
+        requests = [line(f"r{i}", prompt="a", **kinds[i % 2]) for i in range(6)]
+        with ThreadPoolExecutor(4) as pool:
+            live = [pool.submit(complete, client, max_tokens=400, ignore_eos=True) for _ in range(4)]
+            wait_for(lambda: gauge(server, "num_requests_waiting") == 2)
+            batch_id = start_batch(client, requests)
+            wait_for(
+                lambda: gauge(server, "num_requests_waiting") == 2 + 3
+            )  # as many as a batch may have in the engine
+            with pytest.raises(openai.RateLimitError) as refused:
+                complete(client, max_tokens=4)
+            assert "4 sequences are in flight, the limit is 4" in str(refused.value)
+            assert gauge(server, "batch_requests_in_flight") == 3
+            assert client.batches.retrieve(batch_id).request_counts.completed == 0
+            assert [each.result().choices[0].finish_reason for each in live] == ["length"] * 4
+        batch = wait(client, batch_id)
+        assert batch.request_counts.model_dump() == {"total": 6, "completed": 6, "failed": 0}
+        texts = answers(client, batch.output_file_id)
+        assert all(re.fullmatch("[0-9]{3}", texts[f"r{i}"]) for i in (1, 3, 5))
+    finally:
+        server.stop()
+
+
+def complete(client: openai.OpenAI, **body: Any) -> Any:
+    return client.completions.create(model=MODEL, prompt="a", **{"extra_body": body} if "ignore_eos" in body else body)
+
+
+def gauge(server: Server, name: str) -> float:
+    with urllib.request.urlopen(f"{server.url}/metrics", timeout=10) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+        return sum(s.value for family in families for s in family.samples if s.name == f"pinnate:{name}")
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def test_a_large_upload_is_never_in_memory(data_server: Server) -> None:

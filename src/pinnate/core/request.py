@@ -19,6 +19,11 @@ from pinnate.core.structured import Matcher
 # bits. Background work runs in what live requests leave, and gives its place up to them.
 BACKGROUND_PRIORITY = 2**32
 
+
+def is_background(priority: int) -> bool:
+    return priority >= BACKGROUND_PRIORITY // 2
+
+
 Namespace = tuple[str, str]  # adapter, cache_salt: requests share cached prefixes within one alone
 
 
@@ -65,7 +70,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
 
     @property
     def is_background(self) -> bool:
-        return self.priority >= BACKGROUND_PRIORITY // 2
+        return is_background(self.priority)
 
     @property
     def max_tokens(self) -> int:

@@ -20,6 +20,7 @@ import msgspec
 from pinnate.core.config import EngineConfig
 from pinnate.core.errors import REFUSALS, EngineDeadError, EngineError, PinnateError
 from pinnate.core.messages import Abort, Command, EngineStats, Reply, StepOutputs
+from pinnate.core.request import is_background
 from pinnate.core.sampling import SamplingParams
 from pinnate.engine.admission import Admission, Limits
 from pinnate.engine.child import EngineChild
@@ -157,7 +158,8 @@ class AsyncEngine:
         cache_report: bool = False,
     ) -> RequestStream:
         """Checks the request and sends it to the engine. `max_tokens` None means the rest of the context, `seed` None a
-        random one. `request_id` is for logs; it need not be unique.
+        random one. `request_id` is for logs; it need not be unique. The queue's limits are for live requests: whoever
+        sends background ones bounds them, and neither kind is refused for the other.
 
         Raises:
             InvalidRequestError, ContextLengthError: as Limits.check; a structured output that cannot be followed.
@@ -165,9 +167,11 @@ class AsyncEngine:
             EngineDeadError: the engine is not ready.
         """
         self._check_ready()
+        background = is_background(priority)
         if params.structured_output is not None:
-            self.check_queue(len(prompt_token_ids))
-            checked = await self.grammars.check(params.structured_output)
+            if not background:
+                self.check_queue(len(prompt_token_ids))
+            checked = await self.grammars.check(params.structured_output, background=background)
             params = msgspec.structs.replace(params, structured_output=checked)
             self._check_ready()
         wire_id = f"{request_id}:{next(self._numbers)}"
@@ -181,7 +185,7 @@ class AsyncEngine:
             cache_report=cache_report,
             bad_word_ids=bad_words,
         )
-        if not request.is_background:  # whoever sends that bounds it, and no live request is refused for it
+        if not background:
             self.check_queue(len(prompt_token_ids))
         channel, place = self._open.add(OutputProcessor(request, self.tokenizer), request)
         self._client.send(request)

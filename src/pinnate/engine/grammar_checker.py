@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
+from typing import NamedTuple
 
 import msgspec
 
@@ -52,11 +53,11 @@ class GrammarChecker:
         self._turn = asyncio.Lock()
         self._verdicts: OrderedDict[tuple[str, str], Verdict] = OrderedDict()
         self._bytes = 0
-        self._pending: dict[tuple[str, str], asyncio.Task[Verdict]] = {}
+        self._pending: dict[tuple[str, str], _Pending] = {}
         self.counts = GrammarCounts()
 
-    async def check(self, structured: StructuredOutput) -> StructuredOutput:
-        """The form in which the engine takes it.
+    async def check(self, structured: StructuredOutput, *, background: bool = False) -> StructuredOutput:
+        """The form in which the engine takes it. Live and background requests each have their own places to wait.
 
         Raises:
             InvalidRequestError, UnsupportedError: naming the field and the path inside it.
@@ -68,34 +69,35 @@ class GrammarChecker:
             self.counts.failures += 1
             raise Fault(f"{size} characters, at most {limits.MAX_BYTES} are allowed").error(structured.param)
         self.counts.checks += 1
-        verdict = await self._verdict(structured)
+        verdict = await self._verdict(structured, background)
         if verdict.checked is None:
             self.counts.failures += 1
             raise Fault(verdict.message, verdict.path, unsupported=verdict.unsupported).error(structured.param)
         return msgspec.structs.replace(verdict.checked, param=structured.param)
 
     async def close(self) -> None:
-        for task in self._pending.values():
-            task.cancel()
+        for pending in self._pending.values():
+            pending.task.cancel()
         if self._worker is not None:
             await self._worker.kill()
             self._worker = None
 
-    async def _verdict(self, structured: StructuredOutput) -> Verdict:
+    async def _verdict(self, structured: StructuredOutput, background: bool) -> Verdict:
         key = (structured.kind, structured.text)
         known = self._verdicts.get(key)
         if known is not None:
             self._verdicts.move_to_end(key)
             self.counts.cache_hits += 1
             return known
-        task = self._pending.get(key)
-        if task is None:
-            if len(self._pending) >= limits.MAX_COMPILES_WAITING:
-                raise QueueFullError(f"{len(self._pending)} structured outputs wait to be compiled; try again later")
-            task = asyncio.create_task(self._judge(structured))
-            self._pending[key] = task
-            task.add_done_callback(lambda done: self._forget(key, done))
-        return await asyncio.shield(task)  # a client that leaves takes nothing from others that sent the same
+        pending = self._pending.get(key)
+        if pending is None:
+            waiting = sum(other.background is background for other in self._pending.values())
+            if waiting >= limits.MAX_COMPILES_WAITING:
+                raise QueueFullError(f"{waiting} structured outputs wait to be compiled; try again later")
+            pending = _Pending(asyncio.create_task(self._judge(structured)), background)
+            self._pending[key] = pending
+            pending.task.add_done_callback(lambda done: self._forget(key, done))
+        return await asyncio.shield(pending.task)  # a client that leaves takes nothing from others that sent the same
 
     def _forget(self, key: tuple[str, str], task: asyncio.Task[Verdict]) -> None:
         del self._pending[key]
@@ -133,6 +135,13 @@ class GrammarChecker:
         while len(self._verdicts) > limits.CACHED_GRAMMARS or self._bytes > limits.CACHED_GRAMMAR_BYTES:
             (_, text), _ = self._verdicts.popitem(last=False)
             self._bytes -= len(text)
+
+
+class _Pending(NamedTuple):
+    """A check under way. `background`: who asked first."""
+
+    task: asyncio.Task[Verdict]
+    background: bool
 
 
 class _Worker:

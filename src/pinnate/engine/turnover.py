@@ -29,7 +29,9 @@ class Turnover:
         self._since = self._forgotten = self._clock()
 
     def note(self, amount: int) -> None:
-        """So much has left now."""
+        """So much has left now. Nothing is no note: background work must not push those of live requests out."""
+        if not amount:
+            return
         if len(self._notes) == MAX_NOTES:
             self._forgotten = self._notes[0][0]
         self._notes.append((self._clock(), amount))

@@ -18,8 +18,9 @@ from pinnate.core.errors import (
     QueueFullError,
 )
 from pinnate.core.messages import Abort
-from pinnate.core.request import FinishReason, Request
+from pinnate.core.request import BACKGROUND_PRIORITY, FinishReason, Request
 from pinnate.core.sampling import SamplingParams
+from pinnate.core.structured import StructuredOutput
 from pinnate.engine import async_engine
 from pinnate.engine.async_engine import AsyncEngine
 from pinnate.engine.cache_commands import CacheCommands
@@ -171,6 +172,26 @@ async def test_full_queue(world: World) -> None:
     await until(lambda: not streams[0].is_waiting)
     streams[0].abort()
     await gather(await engine.submit([1], greedy(), request_id="x"))
+
+
+@pytest.mark.parametrize("structured", [None, StructuredOutput(kind="regex", text="[a-c]{3}")])
+async def test_background_requests_are_not_refused_for_live_ones_and_take_none_of_their_places(
+    world: World, structured: StructuredOutput | None
+) -> None:
+    engine = world.start(script=endless)
+    live = [await engine.submit([1], greedy(max_tokens=70), request_id="x") for _ in range(6)]
+    params = greedy(structured_output=structured, max_tokens=3)
+    behind = [await engine.submit([2], params, request_id="b", priority=BACKGROUND_PRIORITY) for _ in range(9)]
+    for _ in range(2):
+        with pytest.raises(QueueFullError, match="6 sequences are in flight, the limit is 6"):
+            await engine.submit([1], params, request_id="x")
+        with pytest.raises(QueueFullError, match="6 sequences are in flight, the limit is 6"):
+            await engine.submit([1], greedy(), request_id="x")
+    live[0].abort()
+    await gather(await engine.submit([1], greedy(), request_id="x"))
+    for stream in (*live, *behind):
+        stream.abort()
+    await until(lambda: engine.stats.num_running == engine.stats.num_waiting == 0)
 
 
 async def test_waiting_prompts_are_limited_by_their_tokens(world: World) -> None:

@@ -103,6 +103,25 @@ async def test_a_client_that_leaves_takes_nothing_from_another_and_the_queue_is_
             await tasks[0]
 
 
+async def test_background_checks_take_no_place_of_live_ones_nor_live_ones_theirs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "MAX_COMPILES_WAITING", 2)
+    async with checking() as checker:
+        waiting = [
+            asyncio.create_task(checker.check(regex(f"{background}{number}"), background=background))
+            for background in (True, False)
+            for number in range(2)
+        ]
+        await asyncio.sleep(0)
+        for background in (True, False):
+            with pytest.raises(QueueFullError, match="2 structured outputs wait"):
+                await checker.check(regex("one more"), background=background)
+        joined = asyncio.create_task(checker.check(regex("True0")))  # the same one: no place is needed
+        assert [(await task).text for task in waiting] == ["True0", "True1", "False0", "False1"]
+        assert (await joined).text == "True0"
+
+
 async def test_a_process_that_does_not_start_is_the_engines_fault() -> None:
     checker = GrammarChecker(lambda: WorkerStart([], [], [], 0))  # no end of text: no vocabulary
     with pytest.raises(EngineError, match="did not start"):

@@ -101,3 +101,22 @@ def test_the_rate_is_that_of_some_stretch_of_the_past(notes: list[tuple[float, i
     # A window's edge may cut the first stretch: at most one note more or less than its time accounts for.
     assert turnover.seconds_for(1) <= (1 / slowest) + longest
     assert turnover.seconds_for(1) >= 1 / (fastest + 50 / min(WINDOW_SECONDS, clock.now - 100.0) + 1e-9) - 1e-9
+
+
+@pytest.mark.parametrize("background", [0, 4 * MAX_NOTES])
+def test_background_work_leaves_the_rates_of_live_requests_as_they_are(background: int) -> None:
+    clock = Clock()
+    gate = QueueGate(clock)
+    for place in [Place(1, 10) for _ in range(4)]:
+        stays = Place(1, 10)
+        gate.enter(stays)
+        gate.enter(place)
+        clock.now += 1
+        gate.leave(place)
+    for place in [Place(0, 0) for _ in range(background)]:
+        gate.enter(place)
+        gate.start(place)
+        gate.leave(place)
+    assert (gate.num_sequences, gate.num_waiting_tokens) == (4, 40)
+    assert gate.waiting_seconds() == pytest.approx(4.0)  # 40 tokens left in 4 s
+    assert refusal(gate, 4).retry_after == pytest.approx(1.0)  # and 4 sequences

@@ -18,7 +18,7 @@ MAX_TAGS = 256  # structures of a structural tag
 # Of a compile, in the checking process.
 COMPILE_SECONDS = 1.5
 COMPILE_BYTES = 1 << 30  # of address space
-MAX_COMPILES_WAITING = 64
+MAX_COMPILES_WAITING = 64  # of live requests, and as many of background ones
 
 # Of llguidance: fuel counts lexer work (about 50,000 a millisecond at the start, 14,000 in a step), items are Earley's.
 INITIAL_LEXER_FUEL = 5_000_000
