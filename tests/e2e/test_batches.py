@@ -245,7 +245,7 @@ def test_a_data_directory_in_use_or_damaged(tmp_path: Path, data_server: Server)
     folder = data_server.log.parent
     other = DataServer(folder)
     assert other.exit_code(30) == 2
-    assert "another server uses it" in other.text()
+    assert "another process uses it" in other.text()
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "batches.sqlite").write_bytes(b"not a database " * 1000)
     server = DataServer(tmp_path).wait_until(200)

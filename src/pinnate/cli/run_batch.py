@@ -46,6 +46,8 @@ def run(args: argparse.Namespace) -> int:
         names = (model,)
     if not source.is_file():
         raise ConfigError(f"{source}: no such file")
+    if target.is_dir():
+        raise ConfigError(f"{target} is a folder, not a file for the answers")
     if not target.parent.is_dir():
         raise ConfigError(f"{target.parent}: no such folder")
     log_level = "warning" if sys.stderr.isatty() else read_environment().log_level

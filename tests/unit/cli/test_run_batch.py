@@ -53,6 +53,31 @@ def test_a_faulty_input_is_told_with_its_line(tmp_path: Path, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize(
+    ("faulty", "what"),
+    [
+        (b"not json", "line 2: the line is not valid JSON"),
+        (b'{"custom_id": "\xff"}', "line 2: the line is not valid JSON: Invalid UTF-8"),
+        (b'["r9"]', "line 2: the line must be a JSON object"),
+        (b'{"custom_id": "r9", "url": "/v1/completions"}', "line 2: body is required"),
+        (
+            b'{"custom_id": "r0", "url": "/v1/completions", "body": {}}',
+            'line 2: custom_id "r0" is that of an earlier line',
+        ),
+        (b'{"custom_id": "r9", "url": "/v1/models", "body": {}}', "line 2: url must be one of /v1/chat/completions"),
+        (b'{"custom_id": "' + b"x" * 513 + b'", "url": "/v1/completions", "body": {}}', "1 to 512 characters, not 513"),
+    ],
+)
+def test_faults_of_a_line(faulty: bytes, what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first one is told, nothing is run, and nothing is left, so that the mended file can be run at once."""
+    source, target = write(tmp_path / "in.jsonl", requests(1)), tmp_path / "out.jsonl"
+    source.write_bytes(source.read_bytes() + faulty + b"\n")
+    flags = (*FLAGS, "--executor", "simulated")
+    assert cli.main(["run-batch", str(source), str(target), *flags]) == 2
+    assert what in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+@pytest.mark.parametrize(
     ("arguments", "what"),
     [
         ([], "one input file is needed"),
@@ -60,6 +85,7 @@ def test_a_faulty_input_is_told_with_its_line(tmp_path: Path, capsys: pytest.Cap
         (["{in}", "{out}", "-i", "other"], "one input file is needed"),
         (["/no/such/file", "{out}"], "no such file"),
         (["{in}", "/no/such/folder/out"], "no such folder"),
+        (["{in}", "/tmp"], "/tmp is a folder"),
     ],
 )
 def test_wrong_usage(arguments: list[str], what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

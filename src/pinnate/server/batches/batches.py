@@ -172,7 +172,7 @@ class Batches:
         validator = Validator(self._state, self.storage, self._routes, batch)
         errors = await validator.run()
         if errors:
-            log.warning("%s: %d faults in its file, the first: %s", batch.id, validator.num_errors, errors[0].message)
+            log.warning("%s: faults in its file: %d, the first: %s", batch.id, validator.num_errors, errors[0].message)
             await self._fail(batch.id, errors)
             return
         changes = {

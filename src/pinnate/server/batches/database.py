@@ -33,7 +33,7 @@ CREATE TABLE lines (
 CREATE TABLE results (
     batch INTEGER NOT NULL, line INTEGER NOT NULL, ok INTEGER NOT NULL, output BLOB NOT NULL, UNIQUE (batch, line));
 """
-_FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE})
+_FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE})
 _FULL_ERRNO = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 

@@ -36,7 +36,6 @@ WORK_SUFFIX = ".partial"  # of the data directory, beside the output
 LOOK_SECONDS = 0.1
 FOREVER = 10 * 365 * 86_400  # seconds: the batch does not expire
 OWNER = ""
-_HASH = "sha256"  # of the input, in the batch's metadata
 
 Report = Callable[[RequestCounts], None]
 
@@ -72,16 +71,16 @@ async def run_batch(
     child = EngineChild(config)  # loads the model while the input is copied
     starting = asyncio.create_task(AsyncEngine.start(config, child))
     try:
-        storage = Storage(work)
+        storage = Storage(work, "the unfinished run in")
         try:
             state = ServerState(config.model, settings)
             batches = Batches(state, storage, routes)
-            batch = await _find_or_make(storage, source)
+            batch = await _find_or_make(storage, source, config)
             state.engine = await starting
             state.phase = Phase.SERVING
             batch = await _run(batches, batch, report)
             if batch.status == "completed":
-                await storage.run(_write, storage, batch, source, target, settings.max_body_bytes)
+                await storage.run(_write, storage, batch, target, settings.max_body_bytes)
         finally:
             await storage.close()
     finally:
@@ -95,18 +94,19 @@ async def run_batch(
     return batch.request_counts
 
 
-async def _find_or_make(storage: Storage, source: Path) -> Batch:
+async def _find_or_make(storage: Storage, source: Path, config: EngineConfig) -> Batch:
     """The batch of an earlier run that did not come to its end, or a new one."""
     try:
-        digest = await asyncio.to_thread(_digest, source)
+        facts = await asyncio.to_thread(_facts, source, config)
     except OSError as error:
         raise ConfigError(f"{source}: {error.strerror}") from None
     known, _ = await storage.call(lambda tables: tables.list_batches(OWNER, after=None, limit=1))
     if known:
-        if known[0].metadata != {_HASH: digest}:
-            raise ConfigError(
-                f"{storage.folder} is an unfinished run of another input; remove it, or run that input again"
-            )
+        earlier = known[0].metadata or {}
+        changed = [name for name, value in facts.items() if earlier.get(name) != value]
+        if changed:
+            what = " and ".join(changed)
+            raise ConfigError(f"{storage.folder} is an unfinished run with another {what}: remove it or run that again")
         return known[0]
     file_id, now = new_id("file-"), int(time.time())
     path = storage.content(file_id)
@@ -119,7 +119,7 @@ async def _find_or_make(storage: Storage, source: Path) -> Batch:
         completion_window="",
         created_at=now,
         expires_at=now + FOREVER,
-        metadata={_HASH: digest},
+        metadata=facts,
     )
     await storage.call(lambda tables: tables.add_file(OWNER, file))
     await storage.call(lambda tables: tables.add_batch(OWNER, batch, None))
@@ -138,7 +138,7 @@ async def _run(batches: Batches, batch: Batch, report: Report) -> Batch:
     return batch
 
 
-def _write(storage: Storage, batch: Batch, source: Path, target: Path, max_line_bytes: int) -> None:
+def _write(storage: Storage, batch: Batch, target: Path, max_line_bytes: int) -> None:
     """Answers and errors in one file, in the order of the input; it appears whole."""
     part = storage.folder / "output"
     with contextlib.ExitStack() as stack:
@@ -146,7 +146,7 @@ def _write(storage: Storage, batch: Batch, source: Path, target: Path, max_line_
         for file_id in (batch.output_file_id, batch.error_file_id):
             if file_id is not None:
                 places |= _places(stack.enter_context(storage.content(file_id).open("rb")))
-        lines = stack.enter_context(source.open("rb"))
+        lines = stack.enter_context(storage.content(batch.input_file_id).open("rb"))
         output = stack.enter_context(part.open("wb"))
         for _, raw in split(lines, max_line_bytes):
             assert raw is not None
@@ -163,9 +163,15 @@ def _places(file: BinaryIO) -> Iterator[tuple[str, _Place]]:
         offset += len(line)
 
 
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, _HASH).hexdigest()
+def _facts(source: Path, config: EngineConfig) -> dict[str, str]:
+    """What all answers of one run must have in common, kept as the batch's metadata."""
+    with source.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {
+        "input": digest,
+        "model": config.model,
+        **{name: str(getattr(config, name)) for name in ("dtype", "quantization", "kv_cache_dtype", "executor")},
+    }
 
 
 def _refusal(source: Path, errors: list[BatchError]) -> InvalidRequestError:

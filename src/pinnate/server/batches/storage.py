@@ -37,10 +37,11 @@ class Storage:
     """Made at start, before anything is served: the folder must be usable and nobody else's. The database is opened and
     checked by `open`, in the thread; where it is damaged every call says so, and nothing else of the server suffers."""
 
-    def __init__(self, folder: Path) -> None:
-        """
+    def __init__(self, folder: Path, name: str = "--data-dir") -> None:
+        """`name`: what errors call the folder.
+
         Raises:
-            ConfigError: the folder cannot be made, written, or is in use by another server.
+            ConfigError: the folder cannot be made, written, or is in use by another process.
         """
         self.folder = folder
         self._files = folder / "files"
@@ -51,9 +52,9 @@ class Storage:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._lock.close()
-            raise ConfigError(f"--data-dir {folder}: another server uses it") from None
+            raise ConfigError(f"{name} {folder}: another process uses it") from None
         except OSError as error:
-            raise ConfigError(f"--data-dir {folder}: {error.strerror}") from None
+            raise ConfigError(f"{name} {folder}: {error.strerror}") from None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pinnate-storage")
         self._tables: Tables | None = None
         self._broken: StorageError | None = None

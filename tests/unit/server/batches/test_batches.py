@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from pinnate.core.request import BACKGROUND_PRIORITY
 from pinnate.core.sampling import SamplingParams
 from pinnate.server.batches import batches as module
 from pinnate.server.batches import runner
+from pinnate.server.batches.database import open_database
 from pinnate.server.batches.request import refusal
 from pinnate.server.batches.runner import MAX_ATTEMPTS, num_places
 from pinnate.server.batches.storage import Storage
@@ -331,7 +334,7 @@ async def test_expired_files_go(server: BatchServer) -> None:
 
 async def test_a_folder_belongs_to_one_server(tmp_path: Path) -> None:
     storage = Storage(tmp_path)
-    with pytest.raises(ConfigError, match="another server"):
+    with pytest.raises(ConfigError, match="another process"):
         Storage(tmp_path)
     await storage.close()
     with pytest.raises(ConfigError, match="--data-dir"):
@@ -342,3 +345,18 @@ def test_a_fault_of_ours_tells_nothing_private() -> None:
     output = json.loads(refusal(1, "a", ValueError("/home/secret")).output)
     assert output["response"]["status_code"] == 500
     assert "secret" not in str(output)
+
+
+@pytest.mark.parametrize("limit", [4_000, 18_000, 30_000])
+def test_no_room_to_open_the_database_is_a_full_disk_not_a_damaged_one(tmp_path: Path, limit: int) -> None:
+    """SQLite has several codes for it: the database, its log and its shared memory all need room."""
+    program = (
+        "import resource, sys; from pathlib import Path; from pinnate.server.batches.database import open_database\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)\n"
+        "try: open_database(Path(sys.argv[1]))\n"
+        "except Exception as error: print(type(error).__name__, error.code)"
+    )
+    path = tmp_path / "batches.sqlite"
+    done = subprocess.run([sys.executable, "-c", program, path, str(limit)], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("StorageError storage_full\n", "")
+    open_database(path).close()
