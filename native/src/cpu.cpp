@@ -1,4 +1,5 @@
-// CPU features by CPUID; a register set counts only if the operating system saves it (XCR0).
+// CPU features by CPUID; a register set counts only if the operating system saves it (XCR0) and, for tiles, lets this process
+// use it.
 #include "cpu.h"
 
 #include <algorithm>
@@ -7,6 +8,10 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#endif
+#if defined(__linux__) && defined(__x86_64__)
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace pinnate {
@@ -30,6 +35,16 @@ uint64_t xcr0() {
   return static_cast<uint64_t>(high) << 32 | low;
 }
 
+// Linux saves tiles for the processes that asked for them, and for the threads these start afterwards.
+bool tiles_granted() {
+#if defined(__linux__)
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return ::syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
 std::string brand() {
   char text[49] = {};
   if (cpuid(0x80000000u).a < 0x80000004u) return "unknown";
@@ -45,7 +60,7 @@ std::string brand() {
 std::vector<std::string> detect_flags() {
   const Leaf l1 = cpuid(1), l7 = cpuid(7), l71 = cpuid(7, 1), x1 = cpuid(0x80000001u);
   const uint64_t saved = (l1.c >> 27 & 1) ? xcr0() : 0;
-  const bool ymm = (saved & 0x6) == 0x6, zmm = (saved & 0xe6) == 0xe6, tiles = (saved & 0x60000) == 0x60000;
+  const bool ymm = (saved & 0x6) == 0x6, zmm = (saved & 0xe6) == 0xe6, tiles = (saved & 0x60000) == 0x60000 && (l7.d >> 24 & 1) && tiles_granted();
   struct Bit {
     const char* name;
     unsigned reg;
@@ -81,10 +96,11 @@ CpuInfo detect() {
       return std::find(info.flags.begin(), info.flags.end(), name) != info.flags.end();
     });
   };
-  // The flags each table is compiled with (CMakeLists.txt): x86-64-v3; x86-64-v4 with BF16 and VNNI.
+  // The flags each table is compiled with (CMakeLists.txt): x86-64-v3; x86-64-v4 with BF16 and VNNI; that with tiles.
   const bool avx2 = all({"sse4_2", "movbe", "abm", "bmi1", "bmi2", "avx", "f16c", "fma", "avx2"});
   const bool avx512 =
       avx2 && all({"avx512f", "avx512dq", "avx512cd", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16"});
+  if (avx512 && all({"amx_tile", "amx_bf16", "amx_int8"})) info.isas.emplace_back("amx");
   if (avx512) info.isas.emplace_back("avx512");
   if (avx2) info.isas.emplace_back("avx2");
   info.isas.emplace_back("portable");

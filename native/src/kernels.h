@@ -1,7 +1,8 @@
 // The kernel table: every compute routine, one implementation for each instruction set.
 //
-// Each file in kernels/ is compiled once for each ISA (PINNATE_KERNEL_ISA = portable | avx2 | avx512) with that ISA's
-// flags, in namespace pinnate::PINNATE_KERNEL_ISA, and fills its part of the table (kernels/register.h).
+// Each file in kernels/ is compiled once for each ISA (PINNATE_KERNEL_ISA = portable | avx2 | avx512 | amx) with that ISA's
+// flags, in namespace pinnate::PINNATE_KERNEL_ISA, and fills its part of the table (kernels/register.h). What needs no tile
+// registers is the same in amx as in avx512, and taken from there (select.cpp).
 //
 // Determinism, the contract of every routine here: the bits of an output row depend on that row's inputs alone: not on the
 // number of rows in the call, the row's place among them, or the thread that computes it. Reductions (over K, over the
@@ -192,9 +193,11 @@ struct KernelTable {
 const KernelTable& kernels_portable();
 const KernelTable& kernels_avx2();
 const KernelTable& kernels_avx512();
+const KernelTable& kernels_amx();
 
-// Best table this CPU can run, or the one named ("auto", "avx512", "avx2", "portable").
-// Throws std::invalid_argument where the CPU lacks it (avx512 needs F, BW, VL, DQ, VNNI and BF16).
+// Best table this CPU can run, or the one named ("auto", "amx", "avx512", "avx2", "portable").
+// Throws std::invalid_argument where the CPU lacks it (avx512 needs F, BW, VL, DQ, VNNI and BF16; amx needs these, AMX-TILE,
+// AMX-BF16, AMX-INT8 and an operating system that grants tiles to the process).
 const KernelTable& select_kernels(const char* name);
 
 }  // namespace pinnate

@@ -15,12 +15,14 @@ namespace pinnate {
 PINNATE_PARTS(portable)
 PINNATE_PARTS(avx2)
 PINNATE_PARTS(avx512)
+PINNATE_PARTS(amx)
 #undef PINNATE_PARTS
 
 // The table of `isa` with gemm's part filled in.
 inline KernelTable gemm_kernels(const std::string& isa) {
   KernelTable t{};
-  if (isa == "avx512") t.isa = "avx512", avx512::register_gemm(t);
+  if (isa == "amx") t.isa = "amx", amx::register_gemm(t);
+  else if (isa == "avx512") t.isa = "avx512", avx512::register_gemm(t);
   else if (isa == "avx2") t.isa = "avx2", avx2::register_gemm(t);
   else t.isa = "portable", portable::register_gemm(t);
   return t;
@@ -29,14 +31,15 @@ inline KernelTable gemm_kernels(const std::string& isa) {
 // Fills in the part of the quantised formats.
 inline void add_quant_kernels(KernelTable& t) {
   const std::string isa = t.isa;
-  if (isa == "avx512") avx512::register_quant(t);
+  if (isa == "avx512" || isa == "amx") avx512::register_quant(t);
   else if (isa == "avx2") avx2::register_quant(t);
   else portable::register_quant(t);
 }
 
 inline void add_peak_kernels(KernelTable& t) {
   const std::string isa = t.isa;
-  if (isa == "avx512") avx512::register_peak(t);
+  if (isa == "amx") amx::register_peak(t);
+  else if (isa == "avx512") avx512::register_peak(t);
   else if (isa == "avx2") avx2::register_peak(t);
   else portable::register_peak(t);
 }

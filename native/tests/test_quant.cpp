@@ -31,7 +31,7 @@ std::vector<KernelTable> tables() {
   std::vector<KernelTable> all;
   for (const std::string& isa : cpu_info().isas) {
     KernelTable t{};
-    t.isa = isa == "avx512" ? "avx512" : isa == "avx2" ? "avx2" : "portable";
+    t.isa = isa == "amx" ? "amx" : isa == "avx512" ? "avx512" : isa == "avx2" ? "avx2" : "portable";
     add_quant_kernels(t);
     all.push_back(t);
   }

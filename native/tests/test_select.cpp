@@ -28,8 +28,8 @@ bool refused(const char* name) {
 }  // namespace
 
 int main() {
-  CHECK(whole(kernels_portable()) && whole(kernels_avx2()) && whole(kernels_avx512()));
-  for (const char* isa : {"avx512", "avx2", "portable"}) {
+  CHECK(whole(kernels_portable()) && whole(kernels_avx2()) && whole(kernels_avx512()) && whole(kernels_amx()));
+  for (const char* isa : {"amx", "avx512", "avx2", "portable"}) {
     if (cpu_runs(isa)) CHECK(std::string(select_kernels(isa).isa) == isa);
     else CHECK(refused(isa));
   }

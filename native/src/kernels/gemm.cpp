@@ -1,6 +1,6 @@
 // Matrix product over packed panels, packing, unpacking.
 //
-// Packed layout (the same for all instruction sets): panel p holds 64 columns; act bf16: [ceil(k/2)][64][2] (pairs of
+// Packed layout (the same for all instruction sets, but for bf16 with tile registers: gemm_amx.inl): panel p holds 64 columns; act bf16: [ceil(k/2)][64][2] (pairs of
 // consecutive k side by side); act f32: [k][64]. Missing columns and the odd half of a last pair are zeros.
 //
 // Order of a sum over k, for every output element: bf16 with AVX-512: pairs ascending, one vdpbf16ps each; elsewhere: k
@@ -9,6 +9,10 @@
 // walked in blocks whose partial sums rest in memory as floats; neither changes an operation or its order.
 #include "gemm_simd.h"
 #include "register.h"
+
+#if defined(__AMX_BF16__)
+#include "amx.h"
+#endif
 
 namespace pinnate::PINNATE_KERNEL_ISA {
 namespace {
@@ -184,8 +188,24 @@ void micro_rows(int64_t rows, const GemmArgs& a, const Slice& s, int64_t row, in
 
 // ---- tiles ----------------------------------------------------------------------------------------------------------
 
+#if defined(__AMX_BF16__)
+#include "gemm_amx.inl"
+
+// Position of a pair of k within a panel of bf16, in pairs; adjacent columns of a group of 16 lie side by side.
+PINNATE_INLINE int64_t pair_at(int64_t pair, int64_t column) {
+  return ((pair / kTileRows * 4 + column / kTileRows) * kTileRows + pair % kTileRows) * kTileRows + column % kTileRows;
+}
+PINNATE_INLINE int64_t padded_pairs(int64_t k) { return tile_steps(k) * kTileRows; }
+#else
+PINNATE_INLINE int64_t pair_at(int64_t pair, int64_t column) { return pair * kPanel + column; }
+PINNATE_INLINE int64_t padded_pairs(int64_t k) { return (k + 1) / 2; }
+#endif
+
 void gemm_tile(const GemmArgs& a, int64_t m0, int64_t m1, int64_t panel) {
   const PackedWeight& w = *a.w;
+#if defined(__AMX_BF16__)
+  if (w.act == Act::kBF16) return tile_gemm(a, m0, m1, panel);
+#endif
   const unsigned char* data = w.data + panel * w.panel_bytes;
   const int act = static_cast<int>(w.act);
   const int64_t row_size = w.act == Act::kF32 ? 256 : 128;  // bytes for one k
@@ -220,7 +240,7 @@ void gemm_tile(const GemmArgs& a, int64_t m0, int64_t m1, int64_t panel) {
 void pack_layout(PackedWeight& w) {
   const int64_t width = w.swiglu ? kPanel / 2 : kPanel, n = w.swiglu ? w.n / 2 : w.n;
   w.panels = (n + width - 1) / width;
-  w.panel_bytes = kPanel * (w.act == Act::kF32 ? w.k * 4 : (w.k + 1) / 2 * 4);
+  w.panel_bytes = kPanel * 4 * (w.act == Act::kF32 ? w.k : padded_pairs(w.k));
 }
 
 constexpr int64_t kGroup = 16;     // columns packed together: their packed elements of one row fill a cache line
@@ -230,7 +250,7 @@ void pack_columns(const SourceMatrix* sources, int count, PackedWeight& w, int64
   const unsigned char* rows[kGroup];
   TensorType types[kGroup];
   for (int64_t j = 0; j < kGroup; ++j) rows[j] = find_row(sources, count, w, panel, j0 + j, types[j]);
-  uint32_t* out = reinterpret_cast<uint32_t*>(w.data + panel * w.panel_bytes) + j0;
+  uint32_t* out = reinterpret_cast<uint32_t*>(w.data + panel * w.panel_bytes);
   const bool f32 = w.act == Act::kF32;
   alignas(64) uint32_t words[kSegment][kGroup];
   alignas(64) float decoded[kSegment] = {};
@@ -250,8 +270,13 @@ void pack_columns(const SourceMatrix* sources, int count, PackedWeight& w, int64
         words[i][j] = to_bf16_bits(pair[0]) | static_cast<uint32_t>(to_bf16_bits(pair[1])) << 16;
       }
     }
-    for (int64_t i = 0; i < packed; ++i, out += kPanel) std::memcpy(out, words[i], sizeof words[i]);
+    for (int64_t i = 0; i < packed; ++i) {
+      const int64_t row = f32 ? k0 + i : k0 / 2 + i;
+      std::memcpy(out + (f32 ? row * kPanel + j0 : pair_at(row, j0)), words[i], sizeof words[i]);
+    }
   }
+  if (f32) return;
+  for (int64_t pair = (w.k + 1) / 2; pair < padded_pairs(w.k); ++pair) std::memset(out + pair_at(pair, j0), 0, 4 * kGroup);
 }
 
 void pack_panel(const SourceMatrix* sources, int count, PackedWeight& w, int64_t panel) {
@@ -260,13 +285,14 @@ void pack_panel(const SourceMatrix* sources, int count, PackedWeight& w, int64_t
 
 void unpack_rows(const PackedWeight& w, const int32_t* ids, int64_t count, float scale, float* out, int64_t ldo) {
   for (int64_t i = 0; i < count; ++i, out += ldo) {
-    const unsigned char* data = w.data + ids[i] / kPanel * w.panel_bytes + ids[i] % kPanel * 4;
+    const unsigned char* data = w.data + ids[i] / kPanel * w.panel_bytes;
+    const int64_t column = ids[i] % kPanel;
     if (w.act == Act::kF32) {
-      for (int64_t k = 0; k < w.k; ++k) out[k] = reinterpret_cast<const float*>(data)[k * kPanel] * scale;
+      for (int64_t k = 0; k < w.k; ++k) out[k] = reinterpret_cast<const float*>(data)[k * kPanel + column] * scale;
       continue;
     }
     for (int64_t k = 0; k < w.k; ++k) {
-      const uint32_t pair = reinterpret_cast<const uint32_t*>(data)[k / 2 * kPanel];
+      const uint32_t pair = reinterpret_cast<const uint32_t*>(data)[pair_at(k / 2, column)];
       const uint32_t u = k % 2 == 0 ? pair << 16 : pair & 0xffff0000;
       float f;
       std::memcpy(&f, &u, 4);

@@ -4,6 +4,10 @@
 #include "gemm_simd.h"
 #include "register.h"
 
+#if defined(__AMX_BF16__)
+#include "amx.h"
+#endif
+
 namespace pinnate::PINNATE_KERNEL_ISA {
 namespace {
 
@@ -38,8 +42,39 @@ PINNATE_INLINE void burst(V start, Step step) {
   }
 }
 
+#if defined(__AMX_BF16__)
+// Four independent sums, as the products keep. One burst is kInner * kChains tile operations.
+template <class Tile>
+double repeat_tiles(double seconds, Tile tile) {
+  alignas(64) static const unsigned char zeros[kTileBytes] = {};
+  TileConfig config;
+  for (int t = 0; t < 8; ++t) config.shape(t, kTileRows);
+  TileScope tiles;
+  tiles.configure(config);
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  _tile_loadd(4, zeros, 64);
+  _tile_loadd(5, zeros, 64);
+  _tile_loadd(6, zeros, 64);
+  _tile_loadd(7, zeros, 64);
+  return repeat(seconds, [&] {
+    for (int64_t n = 0; n < kInner * kChains / 4; ++n) tile();
+  });
+}
+#endif
+
 double peak_flops([[maybe_unused]] Act act, double seconds) {
-#if defined(__AVX512BF16__)
+#if defined(__AMX_BF16__)
+  if (act == Act::kBF16)
+    return 2 * 16 * 16 * 32 * repeat_tiles(seconds, [] {
+             _tile_dpbf16ps(0, 4, 6);
+             _tile_dpbf16ps(1, 4, 7);
+             _tile_dpbf16ps(2, 5, 6);
+             _tile_dpbf16ps(3, 5, 7);
+           });
+#elif defined(__AVX512BF16__)
   if (act == Act::kBF16) {
     const __m512bh a = (__m512bh)_mm512_set1_epi16(0x3f80), b = (__m512bh)_mm512_set1_epi16(0x3c00);
     return 64 * repeat(seconds, [&] { burst(_mm512_setzero_ps(), [&](vf c) { return _mm512_dpbf16_ps(c, a, b); }); });
@@ -50,7 +85,14 @@ double peak_flops([[maybe_unused]] Act act, double seconds) {
 }
 
 double peak_int8([[maybe_unused]] double seconds) {
-#if defined(__AVX512BF16__)
+#if defined(__AMX_INT8__)
+  return 2 * 16 * 16 * 64 * repeat_tiles(seconds, [] {
+           _tile_dpbssd(0, 4, 6);
+           _tile_dpbssd(1, 4, 7);
+           _tile_dpbssd(2, 5, 6);
+           _tile_dpbssd(3, 5, 7);
+         });
+#elif defined(__AVX512BF16__)
   const __m512i a = _mm512_set1_epi8(1), b = _mm512_set1_epi8(2);
   return 128 * repeat(seconds, [&] {
            burst(_mm512_setzero_si512(), [&](__m512i c) { return _mm512_dpbusd_epi32(c, a, b); });

@@ -2,7 +2,7 @@
 #pragma once
 #include "../kernels.h"
 #ifndef PINNATE_KERNEL_ISA
-#error "compile with -DPINNATE_KERNEL_ISA=portable|avx2|avx512"
+#error "compile with -DPINNATE_KERNEL_ISA=portable|avx2|avx512|amx"
 #endif
 namespace pinnate::PINNATE_KERNEL_ISA {
 void register_gemm(KernelTable& t);

@@ -22,7 +22,7 @@ def matrix(p, rows, cols, swiglu=False):
 def test_cpu_features_name_what_runs():
     facts = _native.cpu_features()
     assert facts["isas"][-1] == "portable"
-    assert set(facts["isas"]) <= {"avx512", "avx2", "portable"}
+    assert set(facts["isas"]) <= {"amx", "avx512", "avx2", "portable"}
     assert ("avx2" in facts["isas"]) == ("avx2" in facts["flags"] and "fma" in facts["flags"])
 
 

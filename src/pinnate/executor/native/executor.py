@@ -37,7 +37,7 @@ class NativeExecutor:
             the residual stream are float32 either way.
         quantization: "none", "int8" or "int4", of matrices (formats.py); they need "bfloat16".
         kv_int8: keys and values are kept as int8 instead, with a scale for each token and head.
-        isa: "auto", "avx512", "avx2" or "portable".
+        isa: "auto", "amx", "avx512", "avx2" or "portable".
 
     Raises:
         ConfigError: a setting that no native kernel can honour.
