@@ -19,7 +19,7 @@ namespace pinnate {
 // ---- weights ------------------------------------------------------------------------------------------------------
 // A matrix [n, k] packed for gemm. The layout is private to kernels/gemm.cpp (kernels/quant.cpp for the quantised formats)
 // of the ISA that packed it. `act` is the type of the rows that enter and leave the product, whatever the format.
-// Panels of kPanel output columns; n is padded to whole panels, k to a multiple of 2, with zeros.
+// Panels of kPanel output columns; n is padded to whole panels, k to a multiple of 32 in bf16, with zeros.
 // With `swiglu`, the matrix is gate [n/2, k] and up [n/2, k] interleaved so that each panel holds 32 gate columns and the
 // 32 up columns that belong to them (padded alike).
 constexpr int64_t kPanel = 64;

@@ -1,7 +1,7 @@
 // Matrix product over packed panels, packing, unpacking.
 //
-// Packed layout (the same for all instruction sets, but for bf16 with tile registers: gemm_amx.inl): panel p holds 64 columns; act bf16: [ceil(k/2)][64][2] (pairs of
-// consecutive k side by side); act f32: [k][64]. Missing columns and the odd half of a last pair are zeros.
+// Packed layout (the same for all instruction sets, but for bf16 with tile registers: gemm_amx.inl): panel p holds 64 columns; act bf16: [pairs][64][2] (pairs of
+// consecutive k side by side; k is padded to a multiple of 32); act f32: [k][64]. Missing columns and padding are zeros.
 //
 // Order of a sum over k, for every output element: bf16 with AVX-512: pairs ascending, one vdpbf16ps each; elsewhere: k
 // ascending, one multiply-add each. With float weights, k is summed in blocks of 128 that are added up in turn: the error of
@@ -195,10 +195,8 @@ void micro_rows(int64_t rows, const GemmArgs& a, const Slice& s, int64_t row, in
 PINNATE_INLINE int64_t pair_at(int64_t pair, int64_t column) {
   return ((pair / kTileRows * 4 + column / kTileRows) * kTileRows + pair % kTileRows) * kTileRows + column % kTileRows;
 }
-PINNATE_INLINE int64_t padded_pairs(int64_t k) { return tile_steps(k) * kTileRows; }
 #else
 PINNATE_INLINE int64_t pair_at(int64_t pair, int64_t column) { return pair * kPanel + column; }
-PINNATE_INLINE int64_t padded_pairs(int64_t k) { return (k + 1) / 2; }
 #endif
 
 void gemm_tile(const GemmArgs& a, int64_t m0, int64_t m1, int64_t panel) {
@@ -236,6 +234,8 @@ void gemm_tile(const GemmArgs& a, int64_t m0, int64_t m1, int64_t panel) {
 }
 
 // ---- packing --------------------------------------------------------------------------------------------------------
+
+int64_t padded_pairs(int64_t k) { return (k + 31) / 32 * 16; }
 
 void pack_layout(PackedWeight& w) {
   const int64_t width = w.swiglu ? kPanel / 2 : kPanel, n = w.swiglu ? w.n / 2 : w.n;

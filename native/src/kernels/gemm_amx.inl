@@ -5,8 +5,6 @@
 
 constexpr int64_t kStepBytes = 4 * kTileBytes;  // of a panel, for 32 k
 
-PINNATE_INLINE int64_t tile_steps(int64_t k) { return (k + kTileK - 1) / kTileK; }
-
 // Bytes that somebody will read soon, fetched into L2 a few lines at a time.
 struct Fetch {
   const unsigned char* next;
@@ -94,7 +92,7 @@ void tile_gemm(const GemmArgs& a, int64_t m0, int64_t m1, int64_t panel) {
   constexpr int64_t kGroup = 2 * kTileRows;
   const PackedWeight& w = *a.w;
   const unsigned char* data = w.data + panel * w.panel_bytes;
-  const int64_t steps = w.k / kTileK, rest = w.k - steps * kTileK, all_steps = tile_steps(w.k);
+  const int64_t steps = w.k / kTileK, rest = w.k - steps * kTileK, all_steps = steps + (rest > 0);
   alignas(64) float sums[kGroup * kPanel];
   alignas(64) bf16 tail[kGroup * kTileK];
   const int64_t passes = (m1 - m0) / kGroup * 2 + ((m1 - m0) % kGroup > kTileRows ? 2 : (m1 - m0) % kGroup > 0 ? 1 : 0);

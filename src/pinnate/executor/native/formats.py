@@ -19,7 +19,7 @@ from pinnate.graph import TensorType
 PANEL = 64  # columns of a product that are packed together; the last panel is padded
 # format -> (weights that share their scales, bytes of so many with their scales); a row is padded to whole blocks
 _BLOCKS: Mapping[str, tuple[int, int]] = MappingProxyType(
-    {"bfloat16": (2, 4), "float32": (1, 4), "int8": (32, 32 + 2), "int4": (32, 16 + 2 + 2)}
+    {"bfloat16": (32, 64), "float32": (1, 4), "int8": (32, 32 + 2), "int4": (32, 16 + 2 + 2)}
 )
 _WIDE = frozenset({TensorType.F32, TensorType.F16, TensorType.BF16})
 _FOUR_BITS = frozenset({TensorType.Q4_0, TensorType.Q4_1, TensorType.Q4_K})
