@@ -1,4 +1,9 @@
-"""The Executor contract: the data plane as the engine sees it."""
+"""The Executor contract: the data plane as the engine sees it.
+
+Knows: what a step is given and gives back (core/batch.py has both). Must not know: why a sequence is in the step. The
+reference executor (reference.py) is the contract's meaning in NumPy, the native one its speed; tests hold one against
+the other.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +44,17 @@ class Executor(Protocol):
     cut into chunks, or on the number of threads.
     """
 
-    def execute(self, output: SchedulerOutput) -> StepResult: ...
+    def execute(self, output: SchedulerOutput) -> StepResult:
+        """In this order: `copies` of pages; for every token of every sequence its keys and values, written to the slot
+        that its page table names, and attention over the positions before it; logits of the rows that are asked for;
+        one draw for each Sample. One call at a time, from the engine's thread; arrays of `output` are read until it
+        returns, not after.
+
+        Raises:
+            Exception: whatever went wrong. The engine then ends the step's requests (Scheduler.fail) and comes with the
+                next step, for which the executor must be fit; what the failed step wrote is never read.
+        """
+        ...
 
     @property
     def page_bytes(self) -> int:
@@ -59,4 +74,6 @@ class Executor(Protocol):
         """dtype, isa, threads, weight_bytes, kv_bytes and what else `doctor` shows."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Gives memory and threads back. Nothing may be called afterwards."""
+        ...

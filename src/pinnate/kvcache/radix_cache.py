@@ -12,6 +12,13 @@ slot of that page for the whole path. Hence:
  - losing its last child, such a node takes over the child's page, for it then is the deepest.
 So a path holds one page for each page_size tokens, whatever its branches, and a split moves no reference.
 
+Pages of 4 tokens, the sequences "abcdef" and "abcdxy":  root - "abcd" [page 1] - "ef" [page 2]
+                                                                              `- "xy" [page 3]
+"abcq" comes: "abcd" is cut at 3, inside page 1, which stays with the lower part; page 4 is a copy, with q behind abc:
+    root - "abc" [] - "d" [page 1] - "ef" [page 2]
+                 |               `- "xy" [page 3]
+                 `- "q" [page 4]
+
 Locks end at page boundaries (or at a root). A sequence that locks a node has that path's pages in its own
 table, so a locked node pins no page that a table does not, and never takes one over.
 """
@@ -141,8 +148,9 @@ class RadixCache:
         tree already had for these tokens.
         """
         node, position, known = self._walk(after, tokens, end)
+        # Cut where something branches off, or where the caller's lock will end. Else the node may go on behind `end`.
         if position < node.end and (position < end or end % self._page_size == 0):
-            node = self._split(node, position)  # what lies behind is not used here
+            node = self._split(node, position)
         if position < end:
             # An edge can grow while nobody else has a lock that ends at it; locked ends stay at page boundaries.
             private = node.lock_count == 0 or (node is after and node.lock_count == 1 and end % self._page_size == 0)
@@ -222,7 +230,7 @@ class RadixCache:
             node.queued = False
             if node.children or node.lock_count:
                 continue  # queued again once it is an unlocked leaf
-            if rank != self._rank(node):
+            if rank != self._rank(node):  # used since it was queued
                 self._queue_if_evictable(node)
                 continue
             freed += self._shorten(node, num_pages - freed)
@@ -256,7 +264,7 @@ class RadixCache:
             position += common_length(node.tokens, tokens, position, limit)
             if position < node.end:
                 break
-        del pages[position // self._page_size - first_page :]
+        del pages[position // self._page_size - first_page :]  # one in which the match ends is not whole
         return node, position, pages
 
     def _page_of(self, node: Node, logical: int) -> int:
@@ -309,7 +317,8 @@ class RadixCache:
             self._pool.drop_tree_ref(leaf.pages.pop())
 
     def _shorten(self, leaf: Node, num_pages: int) -> int:
-        """Cuts pages off the end of an unlocked leaf until `num_pages` became free or the leaf is gone."""
+        """Cuts pages off the end of an unlocked leaf until `num_pages` became free or the leaf is gone. Returns how
+        many became free: fewer than were cut where tables still hold them, or the parent takes the first one over."""
         kept, freed = len(leaf.pages), 0
         while kept > 1 and freed < num_pages:
             kept -= 1

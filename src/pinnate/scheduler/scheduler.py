@@ -19,6 +19,9 @@ preempted: it gives its pages to the prefix cache and waits at the front to comp
 Background requests (batches) take what live ones leave: they come last in a step, with few tokens beside live ones, and
 give up their places and pages to a live request that finds none.
 
+Its parts: which waiting sequences start (starting.py), whether there is memory for one (admission.py), the order of the
+queue (policy.py), what a step asks of a sequence and whether a token ends it (output.py), beams (beams.py).
+
 Knows: who runs, who waits, and why. Must not know: what a page contains, how a token is computed, text.
 """
 
@@ -146,7 +149,7 @@ class Scheduler:
         if step.is_empty:  # all that run are beams that wait for a sibling: they must not keep its place from it
             for seq in list(self._queues.running):
                 self._run_short(seq)
-        if step.is_empty or not step.num_preempted:
+        if step.is_empty or not step.num_preempted:  # whoever was preempted has the first claim on what becomes free
             self._admit(step)
             self._admission.on_smooth_step()
         output = step.finish(self._cache.take_copies())
@@ -220,6 +223,7 @@ class Scheduler:
             seq.num_computed_tokens = part.start + len(part.token_ids)
             if part.score is not None:
                 state.prompt_scores[part.start :] = result.scores[part.seq_id]
+            # Chunks enter the tree at once, for others may wait for them; decoded tokens page by page: that is cheaper.
             if len(part.token_ids) > 1 or seq.num_computed_tokens % self._cache.page_size == 0:
                 self._cache.commit(seq)
             if not part.samples:
@@ -279,6 +283,8 @@ class Scheduler:
             self._end(seq, state, FinishReason.STOP)
         return outputs
 
+    # ------------------------------------------------------------------ what choices and beams ask for (beams.Brood)
+
     def branch(self, parent: Sequence, index: int, *, runs: bool = True) -> Sequence:
         """A sequence of the same tokens; on the parent's pages if it runs, else parked."""
         child = self._new_sequence(self._states[parent.request.request_id], index)
@@ -292,6 +298,7 @@ class Scheduler:
         return child
 
     def wait_again(self, seq: Sequence) -> None:
+        """Puts a sequence without pages in front of the queue, to compute again what the prefix cache loses of it."""
         seq.status = RequestStatus.PREEMPTED
         self._queues.wait(seq)
 
@@ -310,7 +317,8 @@ class Scheduler:
     def _end_choices(
         self, state: RequestState, index: int | None, reason: FinishReason, error: str | None = None
     ) -> list[TokenOutput]:
-        """Ends all choices, or the one given."""
+        """Ends all choices, or the one given. Before the fork one sequence stands for several choices: it ends with the
+        last of them."""
         outputs = []
         if state.beams is not None:
             first, ended = state.beams.sequences[0], state.beams.take_choices(index)
@@ -329,6 +337,7 @@ class Scheduler:
         return outputs
 
     def _end(self, seq: Sequence, state: RequestState, reason: FinishReason, *, keep: bool = True) -> None:
+        """Takes place and pages back, wherever the sequence is. `keep`: what it computed stays in the prefix cache."""
         if seq.status is RequestStatus.RUNNING:
             self._queues.stop(seq)
             # While a step is under way its copies may not have run: what is not in the tree yet is forgotten.

@@ -1,6 +1,8 @@
 """create_app: the routes, the errors and the key check, put together.
 
-Knows: paths. Must not know: what happens behind them.
+Knows: paths. Must not know: what happens behind them. A route that generates is a GenerationEndpoint (endpoint.py)
+around a Route, which is what differs between the APIs; the rest are methods of small classes. What a route takes and
+gives is told to /openapi.json by operations.py.
 """
 
 from __future__ import annotations
@@ -37,7 +39,6 @@ from pinnate.server.streaming import ChatChunkWriter, CompletionChunkWriter
 CHAT = Route(chat.prepare, ChatChunkWriter, chat_completion)
 COMPLETIONS = Route(completions.prepare, CompletionChunkWriter, completion)
 
-
 # What a line of a batch may ask for.
 BATCH_ROUTES: Mapping[str, Route] = MappingProxyType(
     {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETIONS, "/v1/responses": batch_route()}
@@ -61,8 +62,8 @@ def operator_route(path: str, endpoint: Callable[..., Any], methods: list[str]) 
 
 
 def _layers(state: ServerState, routes: list[HTTPRoute]) -> list[Middleware]:
-    """What is around the routes, from the outside in. A page's preflight has no key and is answered in front of the
-    check; it opens nothing, the request that follows is checked."""
+    """What is around the routes, from the outside in: CORS, the Observer, the key check. A page's preflight has no key
+    and is answered in front of the check; it opens nothing, the request that follows is checked."""
     settings = state.settings
     paths = {route.endpoint: route.path for route in reversed(routes)}
     layers = [Middleware(Observer, routes=paths, listeners=listeners(state))]

@@ -20,6 +20,7 @@ from pinnate.cli.bench.serve_flags import add_arguments, check, parse_goodput, p
 from pinnate.cli.bench.startup import serve_flags
 from pinnate.core.config import EngineConfig
 from pinnate.core.errors import ConfigError
+from pinnate.core.kv_events import KVEventsConfig
 
 
 @pytest.fixture
@@ -176,6 +177,7 @@ def test_a_chart_without_matplotlib_is_refused_before_the_load(
             "max_num_queued_reqs": 5,
             "enable_prefix_caching": False,
         },
+        {"kv_events": KVEventsConfig(endpoint="tcp://127.0.0.1:1", topic="kv"), "kv_disk": "d", "pin_quota": 0.5},
     ],
 )
 def test_a_server_is_started_with_the_same_settings(config: dict[str, Any]) -> None:

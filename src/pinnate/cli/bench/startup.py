@@ -6,6 +6,8 @@ import argparse
 import asyncio
 import socket
 
+import msgspec
+
 from pinnate.cli.arguments import add_engine_arguments, add_model_arguments, engine_config
 from pinnate.cli.bench.common import add_json_argument, check_at_least, write_json
 from pinnate.core.config import EngineConfig, read_environment
@@ -52,6 +54,8 @@ def serve_flags(config: EngineConfig) -> list[str]:
             continue
         if name == "enable_prefix_caching":
             flags.append("--no-prefix-caching")
+        elif name == "kv_events":
+            flags += ["--kv-events-config", msgspec.json.encode(value).decode()]
         else:
             flags += [f"--{name.replace('_', '-')}", str(value)]
     return flags
