@@ -264,6 +264,7 @@ def test_startup(what: str, steps: list[str], tmp_path: Path, monkeypatch: pytes
     result = json.loads(path.read_text())
     (run,) = result["runs"]
     assert result["medians"] == run
+    assert "/" not in result["model"]
     assert set(steps) <= set(run)
     assert run["ready"] > 0
     if what == "server":

@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -168,13 +169,17 @@ ROWS = {
 }
 
 
-def recorded(precision: str, workload: str, key: str) -> tuple[float, float]:
+def result(name: str) -> Any:
+    return json.loads((ROOT / f"benchmarks/results/{name}.json").read_text())
+
+
+def median_of(precision: str, workload: str, key: str) -> tuple[float, float]:
     """The median, and times the limit; one stream's in ms."""
-    result = json.loads((ROOT / f"benchmarks/results/{precision}.json").read_text())
-    median = result["medians"][workload]
+    recorded = result(precision)
+    median = recorded["medians"][workload]
     if not key:
         return median["value"] * (1000 if workload == "single.tpot" else 1), median["x"]
-    runs = [run[key] for run in result["runs"] if run["workload"] == workload]
+    runs = [run[key] for run in recorded["runs"] if run["workload"] == workload]
     return statistics.median(runs), median["x"]
 
 
@@ -185,7 +190,7 @@ def test_figures_are_the_recorded_ones(row: str) -> None:
     cells = [float(re.sub(r"[,*x]", "", cell)) for cell in line.strip("|").split("|")[1:]]
     workload, key = ROWS[row]
     for precision, (value, peer, times) in (("bf16", cells[:3]), ("int8", cells[3:6])):
-        measured, limit = recorded(precision, workload, key)
+        measured, limit = median_of(precision, workload, key)
         assert value == pytest.approx(measured, rel=0.01)
         assert times == pytest.approx(max(measured / peer, peer / measured), abs=0.055)
         if precision == "bf16":
@@ -204,3 +209,30 @@ def test_the_best_peer_is_the_best_one(row: str) -> None:
     shown = next(line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith(f"| {row}"))
     cells = [cell.strip() for cell in shown.strip("|").split("|")]
     assert [float(cells[2]), float(cells[5])] == [best(peers[:3]), best(peers[3:])]
+
+
+def test_the_other_figures_are_recorded_ones() -> None:
+    rows = [line.strip("|").split("|") for line in (ROOT / "README.md").read_text().splitlines()]
+    shown = {row[0].strip().split("**")[1]: row[1] for row in rows if len(row) == 3 and row[0].startswith(" **")}
+    figures = {name: [float(number) for number in re.findall(r"\d+(?:\.\d+)?", cell)] for name, cell in shown.items()}
+    tiers, overhead = result("kv_tiers")["rows"][-1], result("step_overhead")[-1]
+    assert (tiers["tokens"], overhead["rows"]) == (2000, 64)
+    assert figures["The cache survives"] == [
+        round(tiers["compute"] / tiers[where]) for where in ("disk", "cached file")
+    ]
+    assert figures["One native call a step"] == [round(100 * overhead["share"], 1)]
+    assert figures["Ready in a second"] == [round(result("startup")["medians"]["ready"], 1)]
+    assert figures["Neighbours"] == [round(100 * result("contention")["share"])]
+    structured = result("structured")
+    made = structured["generations"]
+    assert figures["Structured outputs"][:2] == [made["valid"], made["finished"]]
+    assert figures["Structured outputs"][2] <= structured["cost"]["slower_percent"] <= figures["Structured outputs"][3]
+    assert {"Paging", "Same request, same bytes"} <= set(figures)
+
+
+def test_results_hold_no_path_of_a_machine() -> None:
+    results = sorted((ROOT / "benchmarks/results").glob("*.json*"))
+    assert len(results) > 15
+    assert [
+        path.name for path in results if re.search(r'"[^"]*(?<![\w:/.])/(?:home|root|tmp|work|usr)/', path.read_text())
+    ] == []

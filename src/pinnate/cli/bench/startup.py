@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import socket
+from pathlib import Path
 
 import msgspec
 
@@ -41,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"{args.what}, median of {args.num_iters} starts, seconds")
     for name, seconds in middle.items():
         print(f"  {name:<40}{seconds:8.3f}")
-    write_json(args.json, {"what": args.what, "model": config.model, "medians": middle, "runs": runs})
+    write_json(args.json, {"what": args.what, "model": Path(config.model).name, "medians": middle, "runs": runs})
     return 0
 
 
