@@ -13,7 +13,7 @@ field that is null counts as absent; an integer may be written 1.0 (`whole_numbe
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -29,6 +29,8 @@ T = TypeVar("T")
 
 # "... - at `$.logit_bias[...]`": where msgspec found the fault
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
+
+_NUMBER = re.compile(r"\[\d+\]")
 
 Neutral = Callable[[Any], bool]
 
@@ -47,22 +49,53 @@ class FieldWarning(msgspec.Struct, frozen=True):
 
 
 class FieldNotes:
-    """What becomes of the unknown fields of one request: `strict` refuses the first; else each becomes a warning."""
+    """What becomes of the unknown fields of one request: `strict` refuses the first; else each becomes a warning. The
+    same member of several items (`messages[0].x`, `messages[1].x`) is one warning, which names the first of them."""
 
     def __init__(self, *, strict: bool = True) -> None:
         self.strict = strict
         self.warnings: list[FieldWarning] = []
+        self._alike: dict[str, tuple[int, int]] = {}  # path without numbers: place in `warnings`, how many more
 
-    def unknown(self, path: str) -> None:
+    def unknown(self, path: str, effect: str = "it has no effect") -> None:
         """
         Raises:
             InvalidRequestError: strict, or the request has more than MAX_WARNINGS of them.
         """
         if self.strict:
             raise InvalidRequestError(f"unknown field: {path}", param=path)
-        if len(self.warnings) == MAX_WARNINGS:
+        kind = _NUMBER.sub("[]", path)
+        if kind in self._alike:
+            place, more = self._alike[kind]
+            self._alike[kind] = place, more + 1
+            first = self.warnings[place].param
+            message = f"unknown field: {first}, and {more + 1} more like it; {effect}"
+            self.warnings[place] = FieldWarning(first, message)
+            return
+        if len(self.warnings) >= MAX_WARNINGS:
             raise InvalidRequestError(f"more than {MAX_WARNINGS} unknown fields, the last one: {path}", param=path)
-        self.warnings.append(FieldWarning(path, f"unknown field: {path}; it has no effect"))
+        self._alike[kind] = len(self.warnings), 0
+        self.warnings.append(FieldWarning(path, f"unknown field: {path}; {effect}"))
+
+    def without_effect(self, path: str, why: str) -> None:
+        """A known field that comes to nothing beside the others.
+
+        Raises:
+            InvalidRequestError: strict.
+        """
+        if self.strict:
+            raise InvalidRequestError(f"{path} {why}", param=path)
+        self.warnings.append(FieldWarning(path, f"{path} {why}; it has no effect"))
+
+    def check(self, given: Mapping[str, Any], known: Container[str], at: str, effect: str = "it has no effect") -> None:
+        """Notes the members of the object at `at` that are not among the `known`; null ones count as absent.
+
+        Raises:
+            InvalidRequestError: as `unknown`.
+        """
+        for name, value in given.items():
+            if value is not None and name not in known:
+                self.unknown(f"{at}.{_shorten(name)}", effect)
 
     def members(self) -> dict[str, list[FieldWarning]]:
         """What an answer that is an object gets: `warnings`, or nothing."""
@@ -129,7 +162,12 @@ def decode_object(body: bytes) -> dict[str, Any]:
     # Counting brackets is quick, and hardly a body has so many.
     if body.count(b"[") + body.count(b"{") > MAX_JSON_DEPTH and _is_deep(decoded):
         raise InvalidRequestError(f"the body is nested deeper than {MAX_JSON_DEPTH}", code="invalid_json")
-    return {name: value for name, value in decoded.items() if value is not None}
+    return without_nulls(decoded)
+
+
+def without_nulls(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The members that are given: null is the same as absent."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _is_deep(value: dict[str, Any]) -> bool:

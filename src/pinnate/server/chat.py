@@ -19,9 +19,9 @@ from pinnate.server.params import (
     check_max_tokens,
     check_model,
     check_priority,
-    includes_usage,
     object_id,
     sampling_params,
+    stream_options,
 )
 from pinnate.server.protocol.chat import UNSUPPORTED_CHAT, ChatRequest
 from pinnate.server.rendering import chat_formats, render, tokenize_chat
@@ -47,12 +47,13 @@ async def prepare(state: ServerState, engine: AsyncEngine, fields: dict[str, Any
         logprobs=_logprobs(request),
         prompt_logprobs=request.prompt_logprobs,
         max_logprobs=state.settings.max_logprobs,
+        notes=notes,
     )
     request_id = object_id("chatcmpl", request.request_id)
-    include_usage = includes_usage(request, notes)
+    options = stream_options(request, notes)
     check_cache_report(request.cache_report, engine.info)
     salt, priority = check_cache_salt(request.cache_salt), check_priority(request.priority)
-    use = tool_use(request.tools, request.tool_choice, parallel=request.parallel_tool_calls)
+    use = tool_use(request.tools, request.tool_choice, parallel=request.parallel_tool_calls, notes=notes)
     text = await render(state, engine, request.messages, request, use, notes)
     token_ids = await tokenize_chat(state, engine, text, request)
     output = ChatOutput(
@@ -68,7 +69,8 @@ async def prepare(state: ServerState, engine: AsyncEngine, fields: dict[str, Any
         prompts=[Prompt(token_ids=token_ids, text=_continued(request) if request.echo else "")],
         params=output.constrain(params, engine.tokenizer),
         stream=request.stream,
-        include_usage=include_usage,
+        include_usage=options.include_usage,
+        continuous_usage=options.continuous_usage_stats,
         cache_salt=salt,
         cache_report=request.cache_report,
         priority=priority,
@@ -79,14 +81,15 @@ async def prepare(state: ServerState, engine: AsyncEngine, fields: dict[str, Any
         return_timings=request.return_timings,
         new_parser=output.new_parser,
         warnings=tuple(notes.warnings),
+        fingerprint=state.fingerprint(),
     )
 
 
 def _max_tokens(request: ChatRequest) -> int | None:
     """max_completion_tokens, or its older name. Two different values are a contradiction."""
     old, new = request.max_tokens, request.max_completion_tokens
-    check_max_tokens(old, name="max_tokens", may_be_zero=request.prompt_logprobs is not None)
-    check_max_tokens(new, name="max_completion_tokens", may_be_zero=False)
+    for name, value in (("max_tokens", old), ("max_completion_tokens", new)):
+        check_max_tokens(value, name=name, may_be_zero=request.prompt_logprobs is not None, unless="prompt_logprobs")
     if old is not None and new is not None and old != new:
         raise InvalidRequestError(
             f"max_completion_tokens ({new}) and max_tokens ({old}) must not differ", param="max_completion_tokens"

@@ -21,9 +21,9 @@ from pinnate.server.params import (
     check_max_tokens,
     check_model,
     check_priority,
-    includes_usage,
     object_id,
     sampling_params,
+    stream_options,
     truncation,
 )
 from pinnate.server.protocol.completions import UNSUPPORTED_COMPLETION, CompletionRequest
@@ -45,7 +45,8 @@ async def prepare(state: ServerState, engine: AsyncEngine, fields: dict[str, Any
     request = convert(fields, CompletionRequest, unsupported=UNSUPPORTED_COMPLETION, notes=notes)
     model = check_model(request.model, state.model_names)
     scored = _scored_alternatives(request)
-    check_max_tokens(request.max_tokens, name="max_tokens", may_be_zero=request.echo or scored is not None)
+    may_be_zero = request.echo or scored is not None
+    check_max_tokens(request.max_tokens, name="max_tokens", may_be_zero=may_be_zero, unless="echo or prompt_logprobs")
     # Checked before the prompt is tokenised: a refusal must be cheap.
     best_of = check_best_of(
         request.best_of,
@@ -61,8 +62,9 @@ async def prepare(state: ServerState, engine: AsyncEngine, fields: dict[str, Any
         prompt_logprobs=scored,
         best_of=best_of,
         max_logprobs=state.settings.max_logprobs,
+        notes=notes,
     )
-    include_usage = includes_usage(request, notes)
+    options = stream_options(request, notes)
     check_cache_report(request.cache_report, engine.info)
     salt, priority = check_cache_salt(request.cache_salt), check_priority(request.priority)
     request_id = object_id("cmpl", request.request_id)
@@ -81,7 +83,8 @@ async def prepare(state: ServerState, engine: AsyncEngine, fields: dict[str, Any
         prompts=prompts,
         params=params,
         stream=request.stream,
-        include_usage=include_usage,
+        include_usage=options.include_usage,
+        continuous_usage=options.continuous_usage_stats,
         cache_salt=salt,
         cache_report=request.cache_report,
         priority=priority,
@@ -92,6 +95,7 @@ async def prepare(state: ServerState, engine: AsyncEngine, fields: dict[str, Any
         return_timings=request.return_timings,
         shown=shown,
         warnings=tuple(notes.warnings),
+        fingerprint=state.fingerprint(),
     )
 
 

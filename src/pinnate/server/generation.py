@@ -17,9 +17,10 @@ from starlette.types import Receive
 from pinnate.core.messages import RequestTiming
 from pinnate.core.sampling import SamplingParams
 from pinnate.server.body import FieldWarning
-from pinnate.server.protocol.common import PromptTokensDetails, Usage
+from pinnate.server.protocol.common import Usage
 from pinnate.server.request_record import Generation, RequestRecord
 from pinnate.server.state import ServerState
+from pinnate.server.usage import UsageCounter
 from pinnate.text.parsers.events import ChatParser, PlainParser
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ class Job:
 
     `prompt_logprobs`: show them as a field of their own; an echo shows them with the text. `shown`: what the client
     asked for, where `params` run more candidates than it wants choices (best_of.py). `new_parser` makes the parser of
-    one choice of a chat. `warnings`: its fields that have no effect. `context`: what its API
+    one choice of a chat. `include_usage`: the stream's last chunk has the usage; `continuous_usage`: each chunk has it.
+    `warnings`: its fields that have no effect. `fingerprint`: names what computes the answer. `context`: what its API
     needs again to show the answer; nobody else looks into it.
     """
 
@@ -55,6 +57,7 @@ class Job:
     params: SamplingParams
     stream: bool = False
     include_usage: bool = False
+    continuous_usage: bool = False
     cache_salt: str = ""
     cache_report: bool = False
     priority: int = 0
@@ -66,6 +69,7 @@ class Job:
     shown: SamplingParams | None = None
     new_parser: Callable[[], ChatParser] = PlainParser
     warnings: tuple[FieldWarning, ...] = ()
+    fingerprint: str = ""
     context: object = None
     created: int = field(default_factory=lambda: int(time.time()))
     arrival: float = field(default_factory=time.monotonic)
@@ -163,9 +167,8 @@ class Tally:
         self._timings: dict[int, RequestTiming] = {}  # by prompt
         state.metrics.observe_params(job.shown or job.params)
         self._reasons: list[str] = []
-        self._cached = [0] * len(job.prompts)
+        self._counter = UsageCounter(job)
         self._seen: set[int] = set()  # prompts that have had a token
-        self._generated: dict[tuple[int, int], int] = {}
         self._times: dict[tuple[int, int], tuple[float, float]] = {}  # first and latest token of a choice
         self._finished: set[tuple[int, int]] = set()
 
@@ -178,8 +181,7 @@ class Tally:
         metrics = self._state.metrics
         for number, delta in outputs:
             key = (number, delta.index)
-            self._cached[number] = max(self._cached[number], delta.num_cached_tokens)
-            self._generated[key] = self._generated.get(key, 0) + len(delta.token_ids)
+            self._counter.add(number, delta)
             if number not in self._seen:
                 self._begin(number, delta, now)
             first, latest = self._times.get(key, (now, now))
@@ -214,16 +216,13 @@ class Tally:
             for index in range(self._job.params.n):
                 if (number, index) not in self._finished:
                     self._finish((number, index), "abort", now)
-        if self._generated:
-            self._state.metrics.max_generation_tokens.observe(max(self._generated.values()))
+        if self._counter.generated:
+            self._state.metrics.max_generation_tokens.observe(max(self._counter.generated.values()))
         if self._record is not None:
             self._record.generations.append(self._facts())
 
     def usage(self) -> Usage:
-        prompt_tokens = sum(len(prompt.token_ids) for prompt in self._job.prompts)
-        completion_tokens = sum(self._generated.values())
-        details = PromptTokensDetails(sum(self._cached))
-        return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, details)
+        return self._counter.usage()
 
     def _facts(self) -> Generation:
         job, usage = self._job, self.usage()
@@ -236,7 +235,7 @@ class Tally:
             stream=job.stream,
             num_prompts=len(job.prompts),
             prompt_tokens=usage.prompt_tokens,
-            cached_tokens=sum(self._cached),
+            cached_tokens=usage.prompt_tokens_details.cached_tokens,
             output_tokens=usage.completion_tokens,
             finish_reasons=tuple(self._reasons),
             queue_seconds=None if timing is None else timing.queue_seconds,
@@ -250,7 +249,7 @@ class Tally:
         self._reasons.append(reason)
         metrics = self._state.metrics
         metrics.finished[reason] += 1
-        generated = self._generated.get(key, 0)
+        generated = self._counter.generated.get(key, 0)
         metrics.request_generation_tokens.observe(generated)
         metrics.e2e_latency.observe(now - self._job.arrival)
         first, latest = self._times.get(key, (now, now))

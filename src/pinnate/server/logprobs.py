@@ -6,15 +6,18 @@ distribution, before temperature, penalties and truncation, at every setting.
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Sequence
 
 from pinnate.core.batch import TokenLogprobs
+from pinnate.server.cache_report import Vocabulary
 from pinnate.server.protocol.chat import ChatLogprobs, ChatTokenLogprob, TopLogprob
 from pinnate.server.protocol.common import PromptLogprob, PromptLogprobs
 from pinnate.server.protocol.completions import CompletionLogprobs
 
 TokenBytes = Callable[[int], bytes]
 
+RESYNC_BYTES = 32  # how far behind a changed part of a prompt the next token is looked for
 LEAST = -9999.0  # what is shown for a probability of 0, and where a number is none: JSON has no infinity
 
 
@@ -58,39 +61,104 @@ def token_string(raw: bytes) -> str:
 class LogprobsWriter:
     """Writes the older form for one choice, piece by piece; owns the running text offset.
 
-    A token's offset is the number of characters that begin before its first byte. `is_hidden` tells which tokens add
-    nothing to the text (special tokens that are skipped). `as_ids` names tokens `token_id:N`.
+    A token's offset is the number of characters of the choice's text that begin before its first byte; a broken one
+    is as many as it is in the text, U+FFFD each. Special tokens that are skipped add nothing to the text. `as_ids`
+    names tokens `token_id:N`.
     """
 
-    def __init__(self, token_bytes: TokenBytes, is_hidden: Callable[[int], bool], *, as_ids: bool = False) -> None:
-        self._token_bytes = token_bytes
+    def __init__(self, vocabulary: Vocabulary, *, skip_special_tokens: bool, as_ids: bool = False) -> None:
+        self._token_bytes = vocabulary.token_bytes
+        self._is_special = vocabulary.is_special
+        self._skips = skip_special_tokens
         self._as_ids = as_ids
-        self._is_hidden = is_hidden
-        self._offset = 0
+        self._characters = _Characters(0)
 
-    def write(
-        self, scored: Sequence[TokenLogprobs | None], token_ids: Sequence[int], *, num_prompt_tokens: int = 0
-    ) -> CompletionLogprobs:
-        """`scored[i]` belongs to `token_ids[i]`; None for the first token of a prompt, which nothing precedes.
-
-        The first `num_prompt_tokens` are an echo, which shows special tokens too.
-        """
+    def write(self, scored: Sequence[TokenLogprobs | None], token_ids: Sequence[int]) -> CompletionLogprobs:
+        """`scored[i]` belongs to `token_ids[i]`."""
         out = CompletionLogprobs([], [], [], [])
-        for place, (token_id, entry) in enumerate(zip(token_ids, scored, strict=True)):
-            raw = self._token_bytes(token_id)
-            out.tokens.append(self._name(token_id))
-            out.text_offset.append(self._offset)
-            out.token_logprobs.append(None if entry is None else finite(entry.logprob))
-            out.top_logprobs.append(None if entry is None else self._top(entry))
-            if place < num_prompt_tokens or not self._is_hidden(token_id):
-                self._offset += sum((byte & 0xC0) != 0x80 for byte in raw)  # bytes that begin a character
+        for token_id, entry in zip(token_ids, scored, strict=True):
+            self._add(out, token_id, entry, self._characters.count)
+            if not (self._skips and self._is_special(token_id)):
+                self._characters.add(self._token_bytes(token_id))
         return out
+
+    def write_echo(
+        self, scored: Sequence[TokenLogprobs | None], token_ids: Sequence[int], text: str
+    ) -> CompletionLogprobs:
+        """A prompt that is shown before the choice as `text`. Its first token, which nothing precedes, has None."""
+        out = CompletionLogprobs([], [], [], [])
+        tokens = [(self._token_bytes(token_id), self._is_special(token_id)) for token_id in token_ids]
+        offsets = echo_offsets(tokens, text)
+        for token_id, entry, offset in zip(token_ids, scored, offsets, strict=True):
+            self._add(out, token_id, entry, offset)
+        self._characters = _Characters(len(text))
+        return out
+
+    def _add(self, out: CompletionLogprobs, token_id: int, entry: TokenLogprobs | None, offset: int) -> None:
+        out.tokens.append(self._name(token_id))
+        out.text_offset.append(offset)
+        out.token_logprobs.append(None if entry is None else finite(entry.logprob))
+        out.top_logprobs.append(None if entry is None else self._top(entry))
 
     def _top(self, entry: TokenLogprobs) -> dict[str, float]:
         return {self._name(token_id): finite(logprob) for token_id, logprob in _entries(entry)}
 
     def _name(self, token_id: int) -> str:
         return f"token_id:{token_id}" if self._as_ids else token_string(self._token_bytes(token_id))
+
+
+def joined(first: CompletionLogprobs | None, second: CompletionLogprobs) -> CompletionLogprobs:
+    if first is None:
+        return second
+    lists = {name: getattr(first, name) + getattr(second, name) for name in CompletionLogprobs.__struct_fields__}
+    return CompletionLogprobs(**lists)
+
+
+class _Characters:
+    """Counts the characters that bytes begin, after `count` others."""
+
+    def __init__(self, count: int) -> None:
+        self._complete = count
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def add(self, raw: bytes) -> None:
+        self._complete += len(self._decoder.decode(raw))
+
+    @property
+    def count(self) -> int:
+        return self._complete + bool(self._decoder.getstate()[0])  # bytes still waiting are the beginning of one
+
+
+def echo_offsets(tokens: Sequence[tuple[bytes, bool]], text: str) -> list[int]:
+    """Where in `text`, a prompt as the client wrote it or as it was decoded, each of its tokens begins. A token is its
+    bytes, and whether it is special.
+
+    What the tokenizer has put around the text (a token that begins each prompt) has no characters of its own, and what
+    it has changed (a blank before the first word, another form of a character) shifts nothing behind it for good.
+    """
+    data = text.encode("utf-8", "surrogatepass")
+    whole = b"".join(raw for raw, _ in tokens)
+    if whole.decode("utf-8", "replace") == text:
+        data = whole  # of broken characters, the bytes themselves
+    characters, offsets, place = _Characters(0), [], 0
+    for raw, is_special in tokens:
+        begin, end = _find(data, raw, place, reach=0 if is_special else RESYNC_BYTES)
+        characters.add(data[place:begin])
+        offsets.append(characters.count)
+        characters.add(data[begin:end])
+        place = end
+    return offsets
+
+
+def _find(data: bytes, raw: bytes, place: int, *, reach: int) -> tuple[int, int]:
+    """Begin and end of a token in `data`, from `place` on. Both are `place` where it cannot be found."""
+    if data.startswith(raw, place):
+        return place, place + len(raw)
+    bare = raw.removeprefix(b" ")
+    if bare and len(bare) < len(raw) and data.startswith(bare, place):
+        return place, place + len(bare)
+    begin = data.find(raw, place, place + len(raw) + reach) if reach and bare.strip() else -1
+    return (place, place) if begin < 0 else (begin, begin + len(raw))
 
 
 def prompt_logprobs(scored: Sequence[TokenLogprobs | None], token_bytes: TokenBytes) -> PromptLogprobs:

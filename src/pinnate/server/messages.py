@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from pinnate.core.errors import InvalidRequestError, UnsupportedError
-from pinnate.server.body import FieldNotes, convert
+from pinnate.server.body import FieldNotes, convert, without_nulls
 from pinnate.server.protocol.chat import UNSUPPORTED_MESSAGE, ChatMessage, GivenFunction, GivenToolCall, TextPart
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -43,8 +43,7 @@ def _name_results(messages: list[dict[str, Any]]) -> None:
 
 
 def _check_message(fields: dict[str, Any], at: str, notes: FieldNotes) -> dict[str, Any]:
-    given = {name: value for name, value in fields.items() if value is not None}
-    message = convert(given, ChatMessage, at=at, unsupported=UNSUPPORTED_MESSAGE, notes=notes)
+    message = convert(without_nulls(fields), ChatMessage, at=at, unsupported=UNSUPPORTED_MESSAGE, notes=notes)
     if message.role == "function":
         raise UnsupportedError(f"{at}.role: function messages are not supported, use tool", param=f"{at}.role")
     if message.role not in ROLES:
@@ -80,12 +79,10 @@ def _tool_members(message: ChatMessage, at: str, notes: FieldNotes) -> dict[str,
 
 
 def _check_call(fields: dict[str, Any], at: str, notes: FieldNotes) -> dict[str, Any]:
-    given = {name: value for name, value in fields.items() if value is not None}
-    call = convert(given, GivenToolCall, at=at, notes=notes)
+    call = convert(without_nulls(fields), GivenToolCall, at=at, notes=notes)
     if call.type != "function":
         raise UnsupportedError(f"{at}.type: only function calls are supported", param=f"{at}.type")
-    inner = {name: value for name, value in call.function.items() if value is not None}
-    function = convert(inner, GivenFunction, at=f"{at}.function", notes=notes)
+    function = convert(without_nulls(call.function), GivenFunction, at=f"{at}.function", notes=notes)
     if not function.name:
         raise InvalidRequestError(f"{at}.function.name must not be empty", param=f"{at}.function.name")
     arguments = _arguments(function.arguments)
@@ -125,5 +122,5 @@ def _join_parts(parts: list[dict[str, Any]], at: str, notes: FieldNotes) -> str:
         if kind != "text":
             shown = kind[:64] if isinstance(kind, str) else "none"
             raise UnsupportedError(f"{here}: parts of type {shown} are not supported, only text", param=f"{here}.type")
-        texts.append(convert(part, TextPart, at=here, notes=notes).text)
+        texts.append(convert(without_nulls(part), TextPart, at=here, notes=notes).text)
     return PART_SEPARATOR.join(texts)

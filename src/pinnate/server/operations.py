@@ -19,7 +19,7 @@ from pinnate.server.protocol.anthropic import (
 )
 from pinnate.server.protocol.batches import Batch, BatchCreate, BatchList, FileDeleted, FileList, FileObject, Order
 from pinnate.server.protocol.chat import ChatChunk, ChatCompletion, ChatMessage, ChatRequest
-from pinnate.server.protocol.common import CacheReport, StreamOptions
+from pinnate.server.protocol.common import CacheReport, ChunkOptions, StreamOptions
 from pinnate.server.protocol.completions import Completion, CompletionRequest
 from pinnate.server.protocol.generate import AbortRequest, Generated, GenerateRequest, GenerateSampling
 from pinnate.server.protocol.operator import (
@@ -50,7 +50,7 @@ def operations() -> dict[str, Operation]:
 
 
 def _generation() -> dict[str, Operation]:
-    options = {"stream_options": StreamOptions}
+    options = {"stream_options": ChunkOptions}
     return {
         "POST /v1/chat/completions": Operation(
             "Answers a chat",

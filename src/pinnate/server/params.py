@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from pinnate.core.errors import InvalidRequestError, NotFoundError, UnsupportedError
 from pinnate.core.sampling import SamplingParams
-from pinnate.server.body import FieldNotes, convert
-from pinnate.server.protocol.common import GenerationFields, StreamOptions
+from pinnate.server.body import FieldNotes, convert, without_nulls
+from pinnate.server.protocol.common import ChunkOptions, GenerationFields
 from pinnate.server.request_ids import check_request_id
 from pinnate.server.settings import DEFAULT_MAX_LOGPROBS
 from pinnate.server.structured import CONSTRAINTS, structured_output
@@ -36,14 +36,22 @@ def check_model(name: str | None, served: tuple[str, ...]) -> str:
     return name
 
 
-def includes_usage(fields: GenerationFields, notes: FieldNotes) -> bool:
-    """Whether the stream ends with a chunk that carries the usage."""
+def stream_options(fields: GenerationFields, notes: FieldNotes) -> ChunkOptions:
+    """What the chunks of a stream shall carry.
+
+    Raises:
+        InvalidRequestError: given without a stream, or malformed.
+    """
     if fields.stream_options is None:
-        return False
+        return ChunkOptions()
+    at = "stream_options"
     if not fields.stream:
-        raise InvalidRequestError("stream_options is allowed with stream: true only", param="stream_options")
-    options = {name: value for name, value in fields.stream_options.items() if value is not None}
-    return convert(options, StreamOptions, at="stream_options", notes=notes).include_usage
+        raise InvalidRequestError(f"{at} is allowed with stream: true only", param=at)
+    options = convert(without_nulls(fields.stream_options), ChunkOptions, at=at, notes=notes)
+    if options.continuous_usage_stats and not options.include_usage:
+        notes.without_effect(f"{at}.continuous_usage_stats", "needs include_usage: true")
+        return ChunkOptions()
+    return options
 
 
 def sampling_params(
@@ -54,9 +62,10 @@ def sampling_params(
     prompt_logprobs: int | None,
     best_of: int | None = None,
     max_logprobs: int = DEFAULT_MAX_LOGPROBS,
+    notes: FieldNotes | None = None,
 ) -> SamplingParams:
     """`best_of`: so many beams, or candidates of which best_of.py chooses, in place of n. `max_logprobs`: the server's
-    limit for alternatives of a token.
+    limit for alternatives of a token. `notes` takes unknown members of a constraint.
 
     Raises:
         InvalidRequestError: naming the field that is out of range.
@@ -94,7 +103,7 @@ def sampling_params(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         skip_special_tokens=fields.skip_special_tokens,
-        structured_output=structured_output({name: getattr(fields, name) for name in CONSTRAINTS}),
+        structured_output=structured_output({name: getattr(fields, name) for name in CONSTRAINTS}, notes),
     )
 
 
@@ -158,11 +167,11 @@ def truncation(fields: GenerationFields, max_model_len: int) -> Truncation | Non
     return Truncation(max(1, max_model_len - output) if asked == -1 else asked, fields.truncation_side or "left")
 
 
-def check_max_tokens(value: int | None, *, name: str, may_be_zero: bool) -> None:
-    """0 is for scoring alone: it needs `echo` or `prompt_logprobs`."""
+def check_max_tokens(value: int | None, *, name: str, may_be_zero: bool, unless: str) -> None:
+    """0 is for scoring alone: it needs the field that `unless` names."""
     if value is None or value > 0 or (value == 0 and may_be_zero):
         return
-    why = " (0 is allowed with echo or prompt_logprobs only)" if value == 0 else ""
+    why = f" (0 is allowed with {unless} only)" if value == 0 else ""
     raise InvalidRequestError(f"{name} must be at least 1, got {value}{why}", param=name)
 
 
@@ -171,7 +180,7 @@ def logit_bias(given: dict[str, float]) -> dict[int, float]:
     bias: dict[int, float] = {}
     for key, value in given.items():
         # Ids beyond the vocabulary are the engine's to refuse; here it must be a number at all.
-        if not (key.isascii() and key.isdecimal() and len(key) < 10):
+        if not (key.isascii() and key.isdecimal() and len(key) < 10 and str(int(key)) == key):
             raise InvalidRequestError(f"logit_bias: {key[:32]!r} is not a token id", param="logit_bias")
         bias[int(key)] = value
     return bias

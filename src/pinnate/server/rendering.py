@@ -55,7 +55,7 @@ async def render_and_tokenize(
     Raises:
         InvalidRequestError: a bad message, no template, flags that contradict, or the template's own refusal.
     """
-    use = tool_use(flags.tools, None)
+    use = tool_use(flags.tools, None, notes=notes)
     text = await render(state, engine, messages, flags, use, notes)
     return await tokenize_chat(state, engine, text, flags)
 

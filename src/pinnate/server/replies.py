@@ -16,7 +16,7 @@ from pinnate.server.body import FieldWarning
 from pinnate.server.cache_report import Vocabulary, show_report
 from pinnate.server.chat_events import TOOL_CALLS, MessageParts, read_message
 from pinnate.server.generation import Job, Output
-from pinnate.server.logprobs import LogprobsWriter, chat_logprobs, prompt_logprobs
+from pinnate.server.logprobs import LogprobsWriter, chat_logprobs, joined, prompt_logprobs
 from pinnate.server.protocol.chat import (
     AnswerMessage,
     ChatChoice,
@@ -109,6 +109,7 @@ def completion(job: Job, gathered: Gathered, usage: Usage, vocabulary: Vocabular
         id=job.id,
         created=job.created,
         model=job.model,
+        system_fingerprint=job.fingerprint,
         choices=choices,
         usage=usage,
         cache_report=_cache_reports(job, gathered, vocabulary),
@@ -123,21 +124,15 @@ def completion_logprobs(
     """The prompt's tokens first where it is echoed."""
     if job.params.logprobs is None:
         return None
+    prompt = job.prompts[number]
     writer = logprobs_writer(job, vocabulary)
-    prompt_ids = job.prompts[number].token_ids if job.echo else []
-    return writer.write(
-        [*(scores if job.echo else ()), *choice.logprobs],
-        [*prompt_ids, *choice.token_ids],
-        num_prompt_tokens=len(prompt_ids),
-    )
+    echoed = writer.write_echo(scores, prompt.token_ids, prompt.text) if job.echo else None
+    return joined(echoed, writer.write(choice.logprobs, choice.token_ids))
 
 
 def logprobs_writer(job: Job, vocabulary: Vocabulary) -> LogprobsWriter:
-    skip = job.params.skip_special_tokens
     return LogprobsWriter(
-        vocabulary.token_bytes,
-        lambda token_id: skip and vocabulary.is_special(token_id),
-        as_ids=job.return_tokens_as_token_ids,
+        vocabulary, skip_special_tokens=job.params.skip_special_tokens, as_ids=job.return_tokens_as_token_ids
     )
 
 
@@ -174,6 +169,7 @@ def chat_completion(job: Job, gathered: Gathered, usage: Usage, vocabulary: Voca
         id=job.id,
         created=job.created,
         model=job.model,
+        system_fingerprint=job.fingerprint,
         choices=choices,
         usage=usage,
         prompt_logprobs=shown_prompt_logprobs(job, gathered.prompt_scores.get(0, []), vocabulary),

@@ -10,11 +10,12 @@ import asyncio
 import enum
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pinnate.core.errors import EngineDeadError
 from pinnate.server.body import FieldNotes
 from pinnate.server.errors import NotReadyError
+from pinnate.server.fingerprint import fingerprint
 from pinnate.server.metrics import Metrics
 from pinnate.server.metrics_compat import more_bounds
 from pinnate.server.running import RunningJobs
@@ -52,6 +53,7 @@ class ServerState:
         self.batches: Batches | None = None  # with --data-dir
         self.chat_formats: ChatFormats | None = None  # chosen when first needed
         self.longest_token: int | None = None  # bytes; found when first needed
+        self._fingerprint: tuple[dict[str, Any], str] | None = None  # of the engine with this info
         self.running = RunningJobs()
         self.ongoing: set[asyncio.Task[None]] = set()
 
@@ -79,6 +81,13 @@ class ServerState:
         if engine.heartbeat_age > HEARTBEAT_SECONDS:
             raise EngineDeadError(f"the engine has shown no sign of life for {engine.heartbeat_age:.0f} s")
         return engine
+
+    def fingerprint(self) -> str:
+        """`system_fingerprint` of answers (fingerprint.py)."""
+        info = {} if self.engine is None else self.engine.info
+        if self._fingerprint is None or self._fingerprint[0] is not info:
+            self._fingerprint = info, fingerprint(self.model_path, info)
+        return self._fingerprint[1]
 
     def field_notes(self) -> FieldNotes:
         """For the unknown fields of one request."""

@@ -20,12 +20,13 @@ from pinnate.server.cache_report import Vocabulary, show_report
 from pinnate.server.chat_events import ChoiceEvents
 from pinnate.server.errors import ErrorObject, error_bytes
 from pinnate.server.generation import Job, Output
-from pinnate.server.logprobs import LogprobsWriter
+from pinnate.server.logprobs import LogprobsWriter, joined
 from pinnate.server.protocol.chat import ChatChunk, ChatChunkChoice, Delta, FunctionCall, ToolCallChunk
 from pinnate.server.protocol.common import Usage
 from pinnate.server.protocol.completions import Completion, CompletionChoice
 from pinnate.server.replies import logprobs_writer, shown_logprobs, shown_prompt_logprobs
 from pinnate.server.stopwatch import Stopwatch
+from pinnate.server.usage import UsageCounter
 from pinnate.text.parsers.events import ChatEvent, ContentDelta, ReasoningDelta, ToolCallDelta, ToolCallStart
 
 if TYPE_CHECKING:
@@ -96,11 +97,19 @@ class _Frame:
         self._before = b"data: " + before + b'"choices":['
         self._after = b"]" + after + b"\n\n"
         self._n = job.params.n
+        self._counter = UsageCounter(job) if job.continuous_usage else None
+
+    def count(self, number: int, delta: OutputDelta) -> None:
+        """What the chunks to come are the last of."""
+        if self._counter is not None:
+            self._counter.add(number, delta)
 
     def wrap(self, choice: Any, **members: Any) -> bytes:
         """`members` of this chunk alone."""
         if self._warnings:
             members["warnings"], self._warnings = self._warnings, []
+        if self._counter is not None:
+            members["usage"] = self._counter.usage()
         if members:
             return event(_encode(msgspec.structs.replace(self._chunk, choices=[choice], **members)))
         return self._before + _encode(choice) + self._after
@@ -119,6 +128,7 @@ class ChatChunkWriter:
             id=job.id,
             created=job.created,
             model=job.model,
+            system_fingerprint=job.fingerprint,
             choices=[],
             usage=None if job.include_usage else UNSET,  # null on all chunks but the last, as OpenAI sends it
         )
@@ -137,6 +147,7 @@ class ChatChunkWriter:
             if index not in self._choices:
                 self._choices[index] = ChoiceEvents(self._job.new_parser())
                 parts.append(self._first(index, delta.prompt_logprobs))
+            self._frame.count(number, delta)
             choice = self._choices[index]
             events = choice.push(delta.text, is_last=delta.finish_reason is not None)
             parts += map(self._frame.wrap, self._chunks(index, events, delta))
@@ -201,7 +212,12 @@ class CompletionChunkWriter:
         self._job = job
         self._vocabulary = vocabulary
         self._chunk = Completion(
-            id=job.id, created=job.created, model=job.model, choices=[], usage=None if job.include_usage else UNSET
+            id=job.id,
+            created=job.created,
+            model=job.model,
+            system_fingerprint=job.fingerprint,
+            choices=[],
+            usage=None if job.include_usage else UNSET,
         )
         self._frame = _Frame(job, self._chunk)
         self._started: set[int] = set()
@@ -218,6 +234,7 @@ class CompletionChunkWriter:
                 parts.append(report_event(self._chunk, self._job, number, delta.cache_report, self._vocabulary))
             if delta.prompt_logprobs is not None:
                 self._prompt_scores[number] = delta.prompt_logprobs
+            self._frame.count(number, delta)
             index = self._frame.index(number, delta.index)
             first = index not in self._started
             self._started.add(index)
@@ -249,8 +266,8 @@ class CompletionChunkWriter:
             choice.prompt_logprobs = shown_prompt_logprobs(self._job, self._prompt_scores[number], self._vocabulary)
         if self._job.params.logprobs is None:
             return
-        scored = [*self._prompt_scores[number], *logprobs] if echoed else logprobs
-        ids = [*prompt.token_ids, *token_ids] if echoed else token_ids
-        if scored:
-            writer = self._logprobs.setdefault(choice.index, logprobs_writer(self._job, self._vocabulary))
-            choice.logprobs = writer.write(scored, ids, num_prompt_tokens=len(ids) - len(token_ids))
+        writer = self._logprobs.setdefault(choice.index, logprobs_writer(self._job, self._vocabulary))
+        if echoed:
+            choice.logprobs = writer.write_echo(self._prompt_scores[number], prompt.token_ids, prompt.text)
+        if logprobs:
+            choice.logprobs = joined(choice.logprobs, writer.write(logprobs, token_ids))

@@ -15,6 +15,7 @@ import msgspec
 
 from pinnate.core.errors import InvalidRequestError, UnsupportedError
 from pinnate.core.structured import StructuredKind, StructuredOutput
+from pinnate.server.body import FieldNotes, without_nulls
 from pinnate.text.grammars.closed import closed
 
 # Fields of a body, each a constraint alone, and the kind of those that hold one directly.
@@ -41,28 +42,40 @@ _MEMBERS: Mapping[str, StructuredKind] = MappingProxyType(
         "structural_tag": "structural_tag",
     }
 )
+_FORMAT_MEMBERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "text": ("type",),
+        "json_object": ("type", "schema"),
+        "json_schema": ("type", "json_schema"),
+        "structural_tag": ("type", "structures", "triggers", "format"),
+        "grammar": ("type", "grammar"),
+        "regex": ("type", "regex"),
+    }
+)
 # Members of `structured_outputs` that choose among ways to do it; here there is one way, and its whitespace is fixed.
 _NEUTRAL_MEMBERS = ("disable_fallback", "disable_any_whitespace")
 
 
-def structured_output(fields: Mapping[str, Any]) -> StructuredOutput | None:
-    """The one constraint among `fields` (names in CONSTRAINTS; others are not looked at; None is: not given).
+def structured_output(fields: Mapping[str, Any], notes: FieldNotes | None = None) -> StructuredOutput | None:
+    """The one constraint among `fields` (names in CONSTRAINTS; others are not looked at; None is: not given). `notes`
+    takes members that are not known; without it they are refused.
 
     Raises:
         InvalidRequestError: two constraints at once, or one of the wrong shape; `param` names the field.
         UnsupportedError: a kind that is known of and not offered.
     """
+    notes = notes or FieldNotes()
     found: list[StructuredOutput] = []
     for name in CONSTRAINTS:
         value = fields.get(name)
         if value is None:
             continue
         if name == "response_format":
-            one = response_format(value)
+            one = response_format(value, notes)
         elif name == "structured_outputs":
-            one = _structured_outputs(value)
+            one = _structured_outputs(value, notes)
         else:
-            one = _of_kind(_DIRECT[name], value, name)
+            one = _of_kind(_DIRECT[name], value, name, notes)
         if one is not None:
             found.append(one)
     if len(found) > 1:
@@ -73,7 +86,7 @@ def structured_output(fields: Mapping[str, Any]) -> StructuredOutput | None:
     return found[0] if found else None
 
 
-def response_format(value: Any, at: str = "response_format") -> StructuredOutput | None:
+def response_format(value: Any, notes: FieldNotes, at: str = "response_format") -> StructuredOutput | None:
     """OpenAI's object, and what SGLang and vLLM allow in its place. None for plain text. `at` names it in errors.
 
     Raises:
@@ -81,34 +94,36 @@ def response_format(value: Any, at: str = "response_format") -> StructuredOutput
     """
     given = _object(value, at)
     kind = given.get("type")
+    if isinstance(kind, str) and kind in _FORMAT_MEMBERS:
+        notes.check(given, _FORMAT_MEMBERS[kind], at)
     match kind:
         case "text":
             return None
         case "json_object":
             if given.get("schema") is not None:
-                return _of_kind("json_schema", given["schema"], f"{at}.schema")
+                return _of_kind("json_schema", given["schema"], f"{at}.schema", notes)
             return StructuredOutput(kind="json_object", param=at)
         case "json_schema":
             here = f"{at}.json_schema"
             inner = _object(_required(given, "json_schema", at), here)
-            _known(inner, ("name", "description", "schema", "strict"), here)
+            notes.check(inner, ("name", "description", "schema", "strict"), here)
             if inner.get("strict") is not None and not isinstance(inner["strict"], bool):
                 raise InvalidRequestError(f"{here}.strict must be a boolean", param=f"{here}.strict")
             schema = _required(inner, "schema", here)
-            return _of_kind("json_schema", schema, f"{here}.schema", closes=inner.get("strict") is True)
+            return _of_kind("json_schema", schema, f"{here}.schema", notes, closes=inner.get("strict") is True)
         case "structural_tag":
-            return _of_kind("structural_tag", given, at)
+            return _of_kind("structural_tag", given, at, notes)
         case "grammar":
-            return _of_kind("grammar", _required(given, "grammar", at), f"{at}.grammar")
+            return _of_kind("grammar", _required(given, "grammar", at), f"{at}.grammar", notes)
         case "regex":
-            return _of_kind("regex", _required(given, "regex", at), f"{at}.regex")
+            return _of_kind("regex", _required(given, "regex", at), f"{at}.regex", notes)
     kinds = "text, json_object, json_schema, structural_tag, grammar or regex"
     raise InvalidRequestError(f"{at}.type must be {kinds}, got {_shown(kind)}", param=f"{at}.type")
 
 
-def _structured_outputs(value: Any) -> StructuredOutput | None:
+def _structured_outputs(value: Any, notes: FieldNotes) -> StructuredOutput | None:
     at = "structured_outputs"
-    given = {name: member for name, member in _object(value, at).items() if member is not None}
+    given = without_nulls(_object(value, at))
     for name in _NEUTRAL_MEMBERS:
         if not isinstance(given.pop(name, False), bool):
             raise InvalidRequestError(f"{at}.{name} must be a boolean", param=f"{at}.{name}")
@@ -119,7 +134,9 @@ def _structured_outputs(value: Any) -> StructuredOutput | None:
     closes = given.pop("disable_additional_properties", False)
     if not isinstance(closes, bool):
         raise InvalidRequestError(f"{at}.disable_additional_properties must be a boolean", param=at)
-    _known(given, (*_MEMBERS, "json_object"), at)
+    known = (*_MEMBERS, "json_object")
+    notes.check(given, known, at)
+    given = {name: member for name, member in given.items() if name in known}
     if given.get("json_object") is False:
         del given["json_object"]
     if len(given) != 1:
@@ -127,16 +144,17 @@ def _structured_outputs(value: Any) -> StructuredOutput | None:
         raise InvalidRequestError(f"{at} must have exactly one of {', '.join(_MEMBERS)}, json_object; {many}", param=at)
     name, member = next(iter(given.items()))
     if name != "json_object":
-        return _of_kind(_MEMBERS[name], member, f"{at}.{name}", closes=closes)
+        return _of_kind(_MEMBERS[name], member, f"{at}.{name}", notes, closes=closes)
     if member is not True:
         raise InvalidRequestError(f"{at}.json_object must be a boolean", param=f"{at}.json_object")
     return StructuredOutput(kind="json_object", param=f"{at}.json_object")
 
 
-def _of_kind(kind: StructuredKind, value: Any, at: str, *, closes: bool = False) -> StructuredOutput:
+def _of_kind(kind: StructuredKind, value: Any, at: str, notes: FieldNotes, *, closes: bool = False) -> StructuredOutput:
     if closes and kind == "json_schema":
         value = closed(_decode(value, at) if isinstance(value, str) else value)
-    return StructuredOutput(kind=kind, text=_TEXTS[kind](value, at), param=at)
+    text = _structural_tag(value, at, notes) if kind == "structural_tag" else _TEXTS[kind](value, at)
+    return StructuredOutput(kind=kind, text=text, param=at)
 
 
 def _schema(value: Any, at: str) -> str:
@@ -160,16 +178,17 @@ def _choice(value: Any, at: str) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _structural_tag(value: Any, at: str) -> str:
+def _structural_tag(value: Any, at: str, notes: FieldNotes) -> str:
     given = _object(_decode(value, at) if isinstance(value, str) else value, at)
     if "format" in given:
         raise UnsupportedError(f"{at}.format is not supported; use structures and triggers", param=at)
-    _known(given, ("type", "structures", "triggers"), at)
-    return msgspec.json.encode(given).decode()
+    known = ("type", "structures", "triggers")
+    notes.check(given, known, at)
+    return msgspec.json.encode({name: member for name, member in given.items() if name in known}).decode()
 
 
 _TEXTS: Mapping[StructuredKind, Callable[[Any, str], str]] = MappingProxyType(
-    {"json_schema": _schema, "regex": _text, "choice": _choice, "grammar": _text, "structural_tag": _structural_tag}
+    {"json_schema": _schema, "regex": _text, "choice": _choice, "grammar": _text}
 )
 
 
@@ -190,12 +209,6 @@ def _required(given: Mapping[str, Any], name: str, at: str) -> Any:
     if given.get(name) is None:
         raise InvalidRequestError(f"{at}.{name} is required", param=f"{at}.{name}")
     return given[name]
-
-
-def _known(given: Mapping[str, Any], names: tuple[str, ...], at: str) -> None:
-    for name in given:
-        if name not in names:
-            raise InvalidRequestError(f"unknown field: {at}.{name[:64]}", param=f"{at}.{name[:64]}")
 
 
 def _shown(value: Any) -> str:

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pinnate.core.errors import InvalidRequestError, UnsupportedError
+from pinnate.server.body import FieldNotes, without_nulls
 from pinnate.text.tool_grammar import Tool
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
-_MODES = ("none", "auto", "required")
+_TO_TEMPLATE = "it reaches the chat template and nothing else"
 
 Mode = Literal["none", "auto", "required"]
 
@@ -34,25 +35,33 @@ class ToolUse:
 NO_TOOLS = ToolUse()
 
 
-def tool_use(tools: list[Any], choice: str | dict[str, Any] | None, *, parallel: bool = True) -> ToolUse:
+def tool_use(
+    tools: list[Any],
+    choice: str | dict[str, Any] | None,
+    *,
+    parallel: bool = True,
+    notes: FieldNotes | None = None,
+) -> ToolUse:
     """What the fields ask for. `choice` None is `auto` with tools and `none` without. With `none` the model is not
-    shown the tools.
+    shown the tools. `notes` takes unknown members; without it they are refused.
 
     Raises:
         InvalidRequestError: a malformed tool or choice, or one that names no tool of the request.
         UnsupportedError: a kind of tool other than functions.
     """
-    checked = _check_tools(tools)
+    notes = notes or FieldNotes()
+    checked = _check_tools(tools, notes)
+    tools = [_without_nulls(tool) for tool in tools]
     if choice is None:
         choice = "auto" if tools else "none"
     if isinstance(choice, str):
         return _by_mode(choice, tools, checked, parallel)
     match choice.get("type"):
         case "function":
-            name = _chosen_name(choice)
+            name = _chosen_name(choice, "tool_choice", notes)
             return ToolUse(tuple(tools), (_find(checked, name, "tool_choice"),), "required", many=False)
         case "allowed_tools":
-            return _allowed(choice, tools, checked, parallel)
+            return _allowed(choice, tools, checked, parallel, notes)
     raise InvalidRequestError(
         "tool_choice must be none, auto, required or an object of type function or allowed_tools", param="tool_choice"
     )
@@ -73,11 +82,13 @@ def _by_mode(choice: str, tools: list[Any], checked: tuple[Tool, ...], parallel:
     )
 
 
-def _chosen_name(choice: Mapping[str, Any]) -> str:
+def _chosen_name(choice: Mapping[str, Any], at: str, notes: FieldNotes) -> str:
     function = choice.get("function")
     name = function.get("name") if isinstance(function, dict) else None
-    if not isinstance(name, str):
-        raise InvalidRequestError("tool_choice.function.name is required", param="tool_choice")
+    if not isinstance(function, dict) or not isinstance(name, str):
+        raise InvalidRequestError(f"{at}.function.name is required", param="tool_choice")
+    notes.check(choice, ("type", "function"), at)
+    notes.check(function, ("name",), f"{at}.function")
     return name
 
 
@@ -88,7 +99,9 @@ def _find(checked: tuple[Tool, ...], name: str, at: str) -> Tool:
     raise InvalidRequestError(f"{at}: no tool of the request is called {name[:64]!r}", param="tool_choice")
 
 
-def _allowed(choice: Mapping[str, Any], tools: list[Any], checked: tuple[Tool, ...], parallel: bool) -> ToolUse:
+def _allowed(
+    choice: Mapping[str, Any], tools: list[Any], checked: tuple[Tool, ...], parallel: bool, notes: FieldNotes
+) -> ToolUse:
     """A part of the tools; the others are not shown to the model."""
     inner = choice.get("allowed_tools")
     if not isinstance(inner, dict) or inner.get("mode") not in ("auto", "required"):
@@ -96,25 +109,33 @@ def _allowed(choice: Mapping[str, Any], tools: list[Any], checked: tuple[Tool, .
     entries = inner.get("tools")
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
         raise InvalidRequestError("tool_choice.allowed_tools.tools must be a list of tools", param="tool_choice")
-    names = {_chosen_name(entry) for entry in entries}
+    at = "tool_choice.allowed_tools"
+    notes.check(choice, ("type", "allowed_tools"), "tool_choice")
+    notes.check(inner, ("mode", "tools"), at)
+    names = {_chosen_name(entry, f"{at}.tools[{number}]", notes) for number, entry in enumerate(entries)}
     allowed = tuple(_find(checked, name, "tool_choice.allowed_tools") for name in sorted(names))
     shown = [tool for tool in tools if tool["function"]["name"] in names]
     return ToolUse(tuple(shown), allowed, inner["mode"], parallel)
 
 
-def _check_tools(tools: list[Any]) -> tuple[Tool, ...]:
+def _check_tools(tools: list[Any], notes: FieldNotes) -> tuple[Tool, ...]:
     if len(tools) > MAX_TOOLS:
         raise InvalidRequestError(f"tools has {len(tools)} entries, the limit is {MAX_TOOLS}", param="tools")
     checked: dict[str, Tool] = {}
     for number, entry in enumerate(tools):
-        tool = _check_tool(entry, f"tools[{number}]")
+        tool = _check_tool(entry, f"tools[{number}]", notes)
         if tool.name in checked:
             raise InvalidRequestError(f"tools: two are called {tool.name}", param=f"tools[{number}].function.name")
         checked[tool.name] = tool
     return tuple(checked.values())
 
 
-def _check_tool(entry: Any, at: str) -> Tool:
+def _without_nulls(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """As the chat template gets it: a null member is one that is not given."""
+    return {**without_nulls(tool), "function": without_nulls(tool["function"])}
+
+
+def _check_tool(entry: Any, at: str, notes: FieldNotes) -> Tool:
     """Members beside those checked reach the chat template with the rest of the tool."""
     if not isinstance(entry, dict):
         raise InvalidRequestError(f"{at} must be an object", param=at)
@@ -122,10 +143,12 @@ def _check_tool(entry: Any, at: str) -> Tool:
     if kind != "function":
         shown = kind[:64] if isinstance(kind, str) else "none"
         raise UnsupportedError(f"{at}.type: tools of type {shown} are not supported, only function", param=f"{at}.type")
+    notes.check(entry, ("type", "function"), at, _TO_TEMPLATE)
     at += ".function"
     function = entry.get("function")
     if not isinstance(function, dict):
         raise InvalidRequestError(f"{at} must be an object", param=at)
+    notes.check(function, ("name", "description", "parameters", "strict"), at, _TO_TEMPLATE)
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidRequestError(

@@ -11,7 +11,7 @@ from tests.unit.server.conftest import Client, score, spell
 
 async def test_chat_answer(client: Client) -> None:
     body = (await client.chat()).json
-    assert set(body) == {"id", "object", "created", "model", "choices", "usage"}
+    assert set(body) == {"id", "object", "created", "model", "system_fingerprint", "choices", "usage"}
     assert body["id"].startswith("chatcmpl-")
     assert body["object"] == "chat.completion"
     assert body["choices"] == [

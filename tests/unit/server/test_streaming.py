@@ -27,7 +27,7 @@ async def test_chat_chunks(client: Client) -> None:
     assert events[-1] == "[DONE]"
     assert events.count("[DONE]") == 1
     for chunk in events[:-1]:
-        assert set(chunk) == {"id", "object", "created", "model", "choices"}
+        assert set(chunk) == {"id", "object", "created", "model", "system_fingerprint", "choices"}
         assert chunk["object"] == "chat.completion.chunk"
         assert chunk["model"] == "Tiny"
         assert chunk["id"] == events[0]["id"]

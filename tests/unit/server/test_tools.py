@@ -34,7 +34,8 @@ def test_none_hides_the_tools() -> None:
 def test_auto_is_the_default() -> None:
     use = tool_use(TOOLS, None)
     assert use == tool_use(TOOLS, "auto")
-    assert (use.mode, use.many, list(use.shown)) == ("auto", True, TOOLS)
+    shown = [TOOLS[0], {"type": "function", "function": {"name": "add.two-3"}}]  # a null member is not given
+    assert (use.mode, use.many, list(use.shown)) == ("auto", True, shown)
     assert [(each.name, each.parameters, each.is_strict) for each in use.callable] == [
         ("ping", SCHEMA, True),
         ("add.two-3", {}, False),

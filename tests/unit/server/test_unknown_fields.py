@@ -12,6 +12,10 @@ from pinnate.server.body import MAX_WARNINGS, FieldNotes
 from tests.unit.server.conftest import Client, FakeEngine, make_client
 
 MESSAGES = [{"role": "user", "content": "hi"}]
+FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {}}}
+TOOL = {"type": "function", "function": FUNCTION}
+NAMED = {"type": "function", "function": {"name": "f"}}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}", "y": 1}, "x": 1}
 # route, body, the paths that are not known
 UNKNOWN: list[tuple[str, dict[str, Any], list[str]]] = [
     ("/v1/completions", {"prompt": "hi", "frobnicate": 1}, ["frobnicate"]),
@@ -23,10 +27,58 @@ UNKNOWN: list[tuple[str, dict[str, Any], list[str]]] = [
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {}}]}]},
         ["messages[0].content[0].cache_control"],
     ),
+    *(
+        ("/v1/chat/completions", {"messages": MESSAGES, **fields}, names)
+        for fields, names in [
+            ({"tools": [{**TOOL, "x": 1}]}, ["tools[0].x"]),
+            ({"tools": [{"type": "function", "function": {**FUNCTION, "x": 1}}]}, ["tools[0].function.x"]),
+            ({"tools": [TOOL], "tool_choice": {**NAMED, "x": 1}}, ["tool_choice.x"]),
+            (
+                {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f", "x": 1}}},
+                ["tool_choice.function.x"],
+            ),
+            (
+                {
+                    "tools": [TOOL],
+                    "tool_choice": {
+                        "type": "allowed_tools",
+                        "allowed_tools": {"mode": "auto", "tools": [{**NAMED, "x": 1}], "y": 1},
+                        "z": 1,
+                    },
+                },
+                ["tool_choice.z", "tool_choice.allowed_tools.y", "tool_choice.allowed_tools.tools[0].x"],
+            ),
+            (
+                {
+                    "messages": [
+                        *MESSAGES,
+                        {"role": "assistant", "tool_calls": [CALL]},
+                        {"role": "tool", "tool_call_id": "1", "content": "5"},
+                    ]
+                },
+                ["messages[1].tool_calls[0].x", "messages[1].tool_calls[0].function.y"],
+            ),
+            ({"response_format": {"type": "text", "x": 1}}, ["response_format.x"]),
+            ({"response_format": {"type": "json_object", "x": 1}}, ["response_format.x"]),
+            (
+                {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "y": 1}, "x": 1}},
+                ["response_format.x", "response_format.json_schema.y"],
+            ),
+            ({"response_format": {"type": "regex", "regex": "a", "x": 1}}, ["response_format.x"]),
+            ({"structured_outputs": {"regex": "a", "x": 1}}, ["structured_outputs.x"]),
+            ({"structural_tag": {"structures": [], "triggers": [], "x": 1}}, ["structural_tag.x"]),
+        ]
+    ),
     ("/tokenize", {"prompt": "hi", "x": 1}, ["x"]),
+    ("/tokenize", {"messages": MESSAGES, "tools": [{**TOOL, "x": 1}]}, ["tools[0].x"]),
     ("/detokenize", {"tokens": [65], "x": 1}, ["x"]),
     ("/unpin_prefix", {"pin_id": "1", "x": 1}, ["x"]),
 ]
+
+
+@pytest.fixture
+async def client() -> Client:
+    return make_client(FakeEngine(max_model_len=1000))
 
 
 @pytest.mark.parametrize(("path", "body", "names"), UNKNOWN, ids=lambda value: str(value)[:50])
@@ -39,7 +91,7 @@ async def test_answer_names_each(client: Client, path: str, body: dict[str, Any]
 
 @pytest.mark.parametrize(("path", "body", "names"), UNKNOWN, ids=lambda value: str(value)[:50])
 async def test_strict_server_refuses(path: str, body: dict[str, Any], names: list[str]) -> None:
-    answer = await make_client(FakeEngine(), strict=True).post(path, body)
+    answer = await make_client(FakeEngine(max_model_len=1000), strict=True).post(path, body)
     assert (answer.status, answer.error["param"]) == (400, names[0])
     assert names[0] in answer.error["message"]
 
@@ -51,6 +103,39 @@ async def test_first_chunk_of_a_stream_has_them(client: Client, route: str) -> N
     assert [warning["param"] for warning in events[0]["warnings"]] == ["frobnicate", "stream_options.x"]
     assert len(events[0]["choices"]) == 1
     assert not any("warnings" in event for event in events[1:-1])
+
+
+async def test_the_same_member_of_many_items_is_one_warning(client: Client) -> None:
+    messages = [{"role": "user", "content": "hi", "x": number} for number in range(MAX_WARNINGS + 20)]
+    (warning,) = (await client.chat(messages=messages)).json["warnings"]
+    assert warning["param"] == "messages[0].x"
+    assert f"messages[0].x, and {MAX_WARNINGS + 19} more like it" in warning["message"]
+    strict = await make_client(FakeEngine(max_model_len=1000), strict=True).chat(messages=messages)
+    assert (strict.status, strict.error["param"]) == (400, "messages[0].x")
+
+
+async def test_unknown_members_that_are_null_count_as_absent() -> None:
+    client = make_client(FakeEngine(max_model_len=1000), strict=True)
+    part = {"type": "text", "text": "hi", "cache_control": None}
+    tool = {**TOOL, "x": None, "function": {**FUNCTION, "y": None}}
+    formats = {"type": "json_schema", "json_schema": {"schema": {}, "strict": None, "x": None}, "y": None}
+    answer = await client.chat(messages=[{"role": "user", "content": [part], "x": None}], tools=[tool])
+    assert answer.status == 200
+    assert (await client.chat(response_format=formats, stream_options=None)).status == 200
+
+
+async def test_a_tool_with_nulls_is_shown_to_the_model_as_one_without(client: Client) -> None:
+    tool = {"type": "function", "strict": None, "function": {**FUNCTION, "description": None, "strict": None}}
+    for given in (TOOL, tool):
+        assert (await client.chat(tools=[given])).status == 200
+    first, second = client.engine.submitted
+    assert first.prompt == second.prompt
+
+
+async def test_what_reaches_the_template_is_said_to(client: Client) -> None:
+    answer = await client.chat(tools=[{"type": "function", "function": {**FUNCTION, "frob": "x7"}}])
+    assert "reaches the chat template" in answer.json["warnings"][0]["message"]
+    assert b"x7" in bytes(client.engine.submitted[0].prompt)
 
 
 async def test_token_ids_and_warnings_share_a_chunk(client: Client) -> None:

@@ -15,6 +15,12 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
     include_obfuscation: bool = False  # accepted, no effect: chunks are never padded
 
 
+class ChunkOptions(StreamOptions, frozen=True, kw_only=True):
+    """Of chat completions and completions. `continuous_usage_stats`: each chunk has the usage so far."""
+
+    continuous_usage_stats: bool = False
+
+
 class GenerationFields(msgspec.Struct, kw_only=True):
     """What chat and completions have in common. `None` is: not given."""
 

@@ -63,6 +63,7 @@ class Completion(msgspec.Struct, kw_only=True):
     object: str = "text_completion"
     created: int
     model: str
+    system_fingerprint: str
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
     cache_report: list[CacheReport] | UnsetType = UNSET
