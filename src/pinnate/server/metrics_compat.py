@@ -1,8 +1,8 @@
 """The same numbers under the names that dashboards, autoscalers and load balancers of vLLM and SGLang ask for.
 
-Knows: those series' names, types, labels and bounds, as their documents and published outputs have them
-(docs.vllm.ai usage/metrics and design/metrics, docs.sglang.io references/production_metrics). Must not know: how the
-numbers come about. Only made with --metrics-compat; a value is then counted by the bounds of all names together.
+Knows: those series' names, types, labels and bounds, as their documents and published outputs have them (sources:
+tests/data/published_metrics.json, by series). Must not know: how the numbers come about. Only made with
+--metrics-compat; a value is then counted by the bounds of all names together.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FINISHED_REASONS = ("stop", "length", "abort", "error")
 RATE_SECONDS = 5.0
 
 _DECADES = 8
-# 1, 2, 5, 10, ... : vLLM shows those up to the context's length.
+# 1, 2, 5, 10, ... : vLLM shows those up to the context's length (2000 of 2048, 20000 of 40960).
 _ONE_TWO_FIVE = tuple(mantissa * 10**exponent for exponent in range(_DECADES) for mantissa in (1, 2, 5))
 _VLLM_REQUEST = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
@@ -35,14 +35,11 @@ _VLLM_TOKEN = (
     *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
     *(20.0, 40.0, 80.0),
 )
+# SGLang's are those that its documentation shows; its releases of 2025 showed others now and then.
 _SGLANG_FIRST_TOKEN = (*_VLLM_FIRST_TOKEN[:16], 15.0, 20.0, 25.0, 30.0)
 _SGLANG_REQUEST = _VLLM_REQUEST[:15]
 _SGLANG_TOKEN = (
     *(0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
-)
-_SGLANG_BETWEEN = (
-    *(0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.03, 0.035, 0.04, 0.06, 0.08),
-    *(0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 2.0, 4.0, 6.0, 8.0),
 )
 _SGLANG_FUNCTION = tuple(0.05 * 1.5**power for power in range(18))
 
@@ -67,15 +64,19 @@ _VLLM_HISTOGRAMS: _Histograms = {
     ),
     "iteration_tokens_total": (
         "step_tokens", (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384), "Tokens of an engine step.",
-    ),
+    ),  # published up to 512; then it doubles
     "request_params_n": ("params_n", (1, 2, 5, 10, 20), "The n parameter of a request."),
     "request_params_max_tokens": ("params_max_tokens", _ONE_TWO_FIVE, "The max_tokens parameter of a request."),
 }  # fmt: skip
 _SGLANG_HISTOGRAMS: _Histograms = {
     "time_to_first_token_seconds": ("time_to_first_token", _SGLANG_FIRST_TOKEN, "Time to first token in seconds."),
     "e2e_request_latency_seconds": ("e2e_latency", _SGLANG_REQUEST, "End-to-end request latency in seconds."),
-    "time_per_output_token_seconds": ("inter_token_latency", _SGLANG_TOKEN, "Time per output token in seconds."),
-    "inter_token_latency_seconds": ("inter_token_latency", _SGLANG_BETWEEN, "Inter-token latency in seconds."),
+    "time_per_output_token_seconds": (
+        "inter_token_latency",
+        _SGLANG_TOKEN,
+        "Older name of inter_token_latency_seconds.",
+    ),
+    "inter_token_latency_seconds": ("inter_token_latency", _SGLANG_TOKEN, "Inter-token latency in seconds."),
 }
 _FUNCTION = ("e2e_latency", _SGLANG_FUNCTION, "Function latency in seconds.")
 
@@ -201,28 +202,47 @@ class VLLMSeries:
 
 
 class SGLangSeries:
-    """Label `model_name`."""
+    """Label `model_name`; what the scheduler counts has the place of a process too, of which there is one."""
 
     def __init__(self, metrics: Metrics, model: str, engine_info: Callable[[], Mapping[str, Any]]) -> None:
         self._metrics, self._info = metrics, engine_info
-        self._family = _Family("sglang:", {"model_name": model})
+        self._requests = _Family("sglang:", {"model_name": model})
+        place = {"engine_type": "unified", "tp_rank": "0", "pp_rank": "0", "moe_ep_rank": "0"}
+        self._engine = _Family("sglang:", {"model_name": model} | place)
         self._rate = TokenRate()
         metrics.on_step = lambda: self._rate.note(metrics.total("generation_tokens"), monotonic())
 
     def collect(self, _: str) -> Iterator[Metric]:
-        metrics, family, stats = self._metrics, self._family, self._metrics.stats
-        for name, field, text in (
-            ("prompt_tokens", "prompt_tokens", "Number of prefill tokens processed."),
-            ("generation_tokens", "generation_tokens", "Number of generation tokens processed."),
-            ("cached_tokens", "prefix_cache_hits", "Number of cached prompt tokens."),
+        metrics, family, ended = self._metrics, self._requests, self._metrics.finished
+        for name, value, text in (
+            ("prompt_tokens", metrics.total("prompt_tokens"), "Number of prefill tokens processed."),
+            ("generation_tokens", metrics.total("generation_tokens"), "Number of generation tokens processed."),
+            ("num_requests", sum(ended.values()), "Number of requests processed."),
+            ("num_aborted_requests", ended["abort"], "Number of requests aborted."),
         ):
-            yield family.counter(name, text, metrics.total(field))
-        ended = metrics.finished
-        yield family.counter("num_requests", "Number of requests processed.", sum(ended.values()))
-        yield family.counter("num_aborted_requests", "Number of requests aborted.", ended["abort"])
+            yield family.counter(name, text, value)
+        yield self._cached()
+        yield from self._scheduler()
+        for name, (attribute, bounds, text) in _SGLANG_HISTOGRAMS.items():
+            yield family.histogram(name, text, getattr(metrics, attribute), bounds)
+        attribute, bounds, text = _FUNCTION
+        labels = {"name": "generate_request"}
+        yield family.histogram("func_latency_seconds", text, getattr(metrics, attribute), bounds, labels)
+
+    def _cached(self) -> Metric:
+        """By where the tokens were: in the pool, or in the tier below it."""
+        labels = ["model_name", "cache_source"]
+        family = CounterMetricFamily("sglang:cached_tokens", "Number of cached prompt tokens.", labels=labels)
+        hits, loaded = (self._metrics.total(field) for field in ("prefix_cache_hits", "tier_hit_tokens"))
+        for source, count in (("device", hits - loaded), ("storage_disk", loaded)):
+            family.add_metric([*self._requests.labels.values(), source], count)
+        return family
+
+    def _scheduler(self) -> Iterator[Metric]:
+        metrics, family, stats, info = self._metrics, self._engine, self._metrics.stats, self._info()
         queries = metrics.total("prefix_cache_queries")
         hit_rate = metrics.total("prefix_cache_hits") / queries if queries else 0.0
-        page_size = self._info().get("page_size", 0)
+        page_size = info.get("page_size", 0)
         for name, value, text in (
             ("num_running_reqs", stats.num_running, "The number of running requests"),
             ("num_queue_reqs", stats.num_waiting, "The number of requests in the waiting queue"),
@@ -231,13 +251,15 @@ class SGLangSeries:
             ("token_usage", cache_usage(stats), "The token usage"),
             ("cache_hit_rate", hit_rate, "The prefix cache hit rate, over the server's life"),
             ("gen_throughput", self._rate.per_second(monotonic()), "The generation throughput (token/s)"),
+            ("new_token_ratio", stats.new_token_ratio, "The new token ratio"),
         ):
             yield family.gauge(name, text, value)
-        for name, (attribute, bounds, text) in _SGLANG_HISTOGRAMS.items():
-            yield family.histogram(name, text, getattr(metrics, attribute), bounds)
-        attribute, bounds, text = _FUNCTION
-        labels = {"name": "generate_request"}
-        yield family.histogram("func_latency_seconds", text, getattr(metrics, attribute), bounds, labels)
+        retracted = metrics.total("preemptions")
+        yield family.counter("num_retracted_requests", "Total number of retracted requests.", retracted)
+        shown = family.labels | {"page_size": str(page_size), "num_pages": str(info.get("num_pages", 0))}
+        config = GaugeMetricFamily("sglang:cache_config_info", "Cache configuration.", labels=list(shown))
+        config.add_metric(list(shown.values()), 1)
+        yield config
 
 
 class TokenRate:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,8 +35,9 @@ VLLM = {
 }  # fmt: skip
 SGLANG = {
     "gauge": ["num_running_reqs", "num_queue_reqs", "num_used_tokens", "token_usage", "cache_hit_rate",
-              "gen_throughput", "max_total_num_tokens"],
-    "counter": ["prompt_tokens", "generation_tokens", "cached_tokens", "num_requests", "num_aborted_requests"],
+              "gen_throughput", "max_total_num_tokens", "new_token_ratio"],
+    "counter": ["prompt_tokens", "generation_tokens", "cached_tokens", "num_requests", "num_aborted_requests",
+                "num_retracted_requests"],
     "histogram": ["time_to_first_token_seconds", "e2e_request_latency_seconds", "time_per_output_token_seconds",
                   "inter_token_latency_seconds", "func_latency_seconds"],
 }  # fmt: skip
@@ -216,21 +219,63 @@ async def test_vllms_labels_and_buckets() -> None:
 async def test_sglangs_labels_buckets_and_values() -> None:
     stats = EngineStats(
         num_pages=10, num_free_pages=4, num_cached_pages=1, num_running=2, num_waiting=3, generation_tokens=7, steps=1,
-        prefix_cache_queries=8, prefix_cache_hits=2,
+        prefix_cache_queries=8, prefix_cache_hits=2, tier_hit_tokens=1, new_token_ratio=0.5,
     )  # fmt: skip
-    found = await families("sglang", stats=stats, info={"max_num_seqs": 64, "page_size": 16})
+    found = await families("sglang", stats=stats, info={"max_num_seqs": 64, "page_size": 16, "num_pages": 10})
     values = {name: found["sglang:" + name].samples[0].value for name in SGLANG["gauge"]}
     assert values.pop("gen_throughput") == 7 / (RATE_SECONDS / 10)
     assert values == {
         "num_running_reqs": 2, "num_queue_reqs": 3, "num_used_tokens": 80, "token_usage": 0.5, "cache_hit_rate": 0.25,
-        "max_total_num_tokens": 160,
+        "max_total_num_tokens": 160, "new_token_ratio": 0.5,
     }  # fmt: skip
-    for name in SGLANG["gauge"] + SGLANG["counter"]:
-        assert found["sglang:" + name].samples[0].labels == {"model_name": 'a"b\\c'}
+    request = {"model_name": 'a"b\\c'}
+    engine = request | {"engine_type": "unified", "tp_rank": "0", "pp_rank": "0", "moe_ep_rank": "0"}
+    for name in (*SGLANG["gauge"], "num_retracted_requests"):
+        assert found["sglang:" + name].samples[0].labels == engine
+    for name in ("prompt_tokens", "generation_tokens", "num_requests", "num_aborted_requests"):
+        assert found["sglang:" + name].samples[0].labels == request
+    cached = {s.labels["cache_source"]: s.value for s in found["sglang:cached_tokens"].samples}
+    assert cached == {"device": 1.0, "storage_disk": 1.0}
+    (config,) = found["sglang:cache_config_info"].samples
+    assert (config.value, config.labels) == (1, engine | {"page_size": "16", "num_pages": "10"})
     bounds = [s.labels["le"] for s in found["sglang:e2e_request_latency_seconds"].samples if "le" in s.labels]
     assert (bounds[0], bounds[-2:]) == ("0.3", ["60.0", "+Inf"])
     function = found["sglang:func_latency_seconds"].samples[1].labels
     assert function == {"name": "generate_request", "le": "0.07500000000000001"}
+
+
+async def test_bounds_and_labels_are_those_that_were_published() -> None:
+    """Each run of bounds that somebody has published is one of ours without a bound more or less, and of ours each but
+    a few has been published."""
+    published = json.loads((Path(__file__).parents[2] / "data/published_metrics.json").read_text())
+    found = await families("both", info={"max_num_seqs": 64, "page_size": 16, "num_pages": 8, "max_model_len": 40960})
+    seen: dict[str, set[str]] = {}
+    for run in published:
+        samples = [s for s in found[run["series"]].samples if s.name.endswith("_bucket")]
+        ours = [s.labels["le"] for s in samples]
+        first = ours.index(run["le"][0])
+        assert ours[first : first + len(run["le"])] == run["le"], (run["series"], run["source"])
+        labels = set(samples[0].labels) - {"le"}
+        assert labels - {"engine"} == set(run["labels"]) - {"engine"}  # which older vLLM had not
+        seen.setdefault(run["series"], {"+Inf"}).update(run["le"])
+    unpublished = {
+        "vllm:iteration_tokens_total": {"1024.0", "2048.0", "4096.0", "8192.0", "16384.0"},
+        "vllm:request_params_max_tokens": {"20000.0"},
+    }
+    # Some are published of a series with the same bounds alone.
+    same = {
+        "vllm:inter_token_latency_seconds": "vllm:time_per_output_token_seconds",
+        "vllm:request_time_per_output_token_seconds": "vllm:time_per_output_token_seconds",
+        "vllm:request_max_num_generation_tokens": "vllm:request_prompt_tokens",
+        "vllm:request_generation_tokens": "vllm:request_prompt_tokens",
+        **{f"vllm:{name}_seconds": "vllm:request_queue_time_seconds" for name in (
+            "e2e_request_latency", "request_prefill_time", "request_decode_time", "request_inference_time",
+        )},
+    }  # fmt: skip
+    for name, family in found.items():
+        if family.type == "histogram" and not name.startswith("pinnate:"):
+            ours = {s.labels["le"] for s in family.samples if "le" in s.labels}
+            assert ours - seen.get(same.get(name, name), set()) == unpublished.get(name, set()), name
 
 
 def test_a_rate_falls_to_zero() -> None:
