@@ -30,6 +30,7 @@ NOT_OURS = {"config.json", "tokenizer.json", "requests.jsonl", "PATH/load.py", "
 NOT_OURS |= {"llama.cpp", "DESIGN.md"}
 # Flags of the programs beside ours, as they are written in the documents.
 FOREIGN = {"--upgrade"}
+FOREIGN_NAMES = {"NaN", "Infinity", "RuntimeEndpoint"}
 
 
 def ids(paths: list[Path]) -> list[str]:
@@ -77,18 +78,31 @@ def test_files_that_are_named_exist(path: Path) -> None:
 
 @cache
 def sources() -> str:
-    return "\n".join(path.read_text() for path in sorted(SOURCE.rglob("*.py")))
+    return "\n".join(path.read_text() for path in sorted((*SOURCE.rglob("*.py"), *SOURCE.rglob("*.pyi"))))
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/architecture.md"])
-def test_classes_and_methods_that_are_named_exist(name: str) -> None:
-    found = NAME.findall((ROOT / name).read_text())
-    for kind, member in found:
+@pytest.mark.parametrize("path", DOCS, ids=ids(DOCS))
+def test_classes_and_functions_that_are_named_exist(path: Path) -> None:
+    text = path.read_text()
+    for kind, member in NAME.findall(text):
+        if kind in FOREIGN_NAMES:
+            continue
         declared = re.search(rf"^(?:class {kind}\b|{kind} = ).*?(?=^class |\Z)", sources(), re.MULTILINE | re.DOTALL)
         assert declared, kind
-        if member:
-            assert re.search(rf"\b{member}\b", declared[0]), f"{kind}.{member}"
-    assert name == "README.md" or len(found) > 50
+        assert re.search(rf"\b{member}\b", declared[0]), f"{kind}.{member}"
+    for function in re.findall(r"`([a-z]\w+)\([^`]*`", text):
+        assert re.search(rf"def {function}\b", sources()), function
+
+
+def test_names_are_in_the_files_that_architecture_md_says() -> None:
+    text = (ROOT / "docs/architecture.md").read_text()
+    places = re.findall(
+        r"`([\w.]+)`(?: in | \()`((?:core|server|engine|text|kvcache|scheduler|executor)/[\w/]+\.py)`", text
+    )
+    assert len(places) >= 15
+    for name, file in places:
+        last = name.rpartition(".")[2]
+        assert re.search(rf"^ *(?:(?:async )?def|class) {last}\b", (SOURCE / file).read_text(), re.MULTILINE), name
 
 
 def flags_of(*commands: str) -> set[str]:
