@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 from tests.e2e.harness import Server
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
+README = (ROOT / "README.md").read_text()
 
 
 def run(name: str, *arguments: str) -> str:
@@ -62,6 +64,22 @@ def test_one_request() -> None:
     assert len(shown.splitlines()) > 30
     missing = [line for line in shown.splitlines() if line not in printed]  # `in` goes on from where it was
     assert missing == []
+
+
+def test_readme_python() -> None:
+    (code,) = re.findall(r"^```python\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
+    assert "Paris" in done.stdout
+
+
+def test_readme_curl(server: Server) -> None:
+    (body,) = re.findall(r"^ +-d '(\{.*\})'$", README, re.MULTILINE)
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{server.url}/v1/chat/completions", body.encode(), headers)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        lines = [line for line in answer.read().decode().splitlines() if line]
+    assert len(lines) > 8
+    assert lines[-1] == "data: [DONE]"
 
 
 def test_no_example_is_forgotten() -> None:
