@@ -14,6 +14,10 @@ from typing import Any
 import pytest
 
 from pinnate.cli import main as cli
+from pinnate.server.app import create_app
+from pinnate.server.limits import ServerLimits
+from pinnate.server.settings import ServerSettings
+from pinnate.server.state import ServerState
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src/pinnate"
@@ -140,6 +144,16 @@ def test_every_flag_of_the_other_commands_is_somewhere() -> None:
     shown = {action.option_strings[-1] for p in parsers for action in p._actions if action.option_strings}
     spelled = {flag for flag in shown if flag.startswith("--")}
     assert spelled - named == set()
+
+
+def test_every_route_and_limit_is_named() -> None:
+    text = "\n".join(path.read_text() for path in DOCS)
+    routes = create_app(ServerState("m", ServerSettings())).routes
+    paths = {path for route in routes if (path := getattr(route, "path", "").partition("/{")[0])}
+    assert len(paths) > 35
+    assert {path for path in paths if not re.search(rf"{re.escape(path)}\b", text)} == set()
+    limits = {name for name in ServerLimits.__struct_fields__ if name not in text}
+    assert {name for name in limits if f"--{name.replace('_', '-')}" not in text} == set()
 
 
 def test_every_command_is_named() -> None:
