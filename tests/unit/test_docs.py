@@ -255,7 +255,8 @@ def test_the_other_figures_are_recorded_ones() -> None:
     made = structured["generations"]
     assert figures["Structured outputs"][:2] == [made["valid"], made["finished"]]
     assert figures["Structured outputs"][2] <= structured["cost"]["slower_percent"] <= figures["Structured outputs"][3]
-    assert {"Paging", "Same request, same bytes"} <= set(figures)
+    schemes = result("allocation")["single"]["schemes"]
+    assert figures["Paging"][0] == round(schemes["paged"]["mean_batch"] / schemes["max"]["mean_batch"], 1)
 
 
 def test_results_hold_no_path_of_a_machine() -> None:
