@@ -101,7 +101,11 @@ class LogprobsWriter:
         out.top_logprobs.append(None if entry is None else self._top(entry))
 
     def _top(self, entry: TokenLogprobs) -> dict[str, float]:
-        return {self._name(token_id): finite(logprob) for token_id, logprob in _entries(entry)}
+        """By name. Of tokens that look alike the likeliest is shown, but the scored one always."""
+        shown: dict[str, float] = {}
+        for token_id, logprob in _entries(entry):
+            shown.setdefault(self._name(token_id), finite(logprob))
+        return shown | {self._name(entry.token_id): finite(entry.logprob)}
 
     def _name(self, token_id: int) -> str:
         return f"token_id:{token_id}" if self._as_ids else token_string(self._token_bytes(token_id))

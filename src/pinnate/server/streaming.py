@@ -167,7 +167,7 @@ class ChatChunkWriter:
     def _first(self, index: int, scores: list[TokenLogprobs | None] | None) -> bytes:
         """The role, what is known of the prompt, and the message that is continued if it is to be echoed."""
         job, members = self._job, dict[str, Any]()
-        if job.return_token_ids:
+        if job.return_token_ids and len(self._choices) == 1:  # once: all choices have the same prompt
             members["prompt_token_ids"] = job.prompts[0].token_ids
         if scores is not None:
             members["prompt_logprobs"] = shown_prompt_logprobs(job, scores, self._vocabulary)

@@ -10,7 +10,7 @@ import pytest
 from pinnate.core.request import FinishReason
 from pinnate.engine.output_processor import OutputDelta
 from pinnate.server.logprobs import LEAST, finite
-from tests.unit.server.conftest import Client, FakeEngine, make_client, score, spell
+from tests.unit.server.conftest import ByteTokenizer, Client, FakeEngine, make_client, score, spell
 
 PREFILL = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well,"}]
 SCORES = [None, score(105, -1.5, 7, [(104, -0.5)])]
@@ -74,6 +74,32 @@ async def test_tokens_as_ids(client: Client) -> None:
     assert older["tokens"] == ["token_id:97", "token_id:0"]
     assert older["top_logprobs"][0] == {"token_id:97": LEAST, "token_id:98": -2.0}
     assert older["text_offset"] == [0, 1]
+
+
+async def test_prompt_ids_come_once_in_a_chat(client: Client) -> None:
+    client.engine.script = lambda *_: [[*step] for step in zip(spell("ab", 0), spell("cd", 1), strict=True)]
+    events = (await client.chat(stream=True, return_token_ids=True, n=2)).events()
+    assert ["prompt_token_ids" in event for event in events[:-1]] == [True] + [False] * (len(events) - 2)
+    assert [event["choices"][0]["index"] for event in events[:-1] if event["choices"][0]["delta"].get("role")] == [0, 1]
+
+
+class Alike(ByteTokenizer):
+    """Tokens 97 and 98 are written alike, as a byte's token and a letter's are in some vocabularies."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return b"a" if token_id == 98 else super().token_bytes(token_id)
+
+
+@pytest.mark.parametrize(("drawn", "top"), [(97, {"a": -1.0, "c": -1.5}), (98, {"a": -2.0, "c": -1.5})])
+async def test_tokens_that_look_alike(drawn: int, top: dict[str, float]) -> None:
+    alternatives = [(97, -1.0), (99, -1.5), (98, -2.0)]
+    chosen = score(drawn, dict(alternatives)[drawn], 1, alternatives)
+    delta = OutputDelta(0, "a", [drawn], [chosen], FinishReason.LENGTH)
+    client = make_client(FakeEngine(script=lambda *_: [delta], tokenizer=Alike()))
+    logprobs = (await client.complete(logprobs=3)).json["choices"][0]["logprobs"]
+    assert logprobs["top_logprobs"] == [top]
+    assert logprobs["token_logprobs"] == [top["a"]]
+    assert next(iter(logprobs["top_logprobs"][0])) == "a"
 
 
 async def test_chat_echo_shows_the_message_that_is_continued(client: Client) -> None:
