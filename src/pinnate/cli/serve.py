@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_log_arguments(group)
     add_flag(
         group, "--data-dir", metavar="DIR",
-        help="keep files and batches here: turns /v1/files and /v1/batches on",
+        help="keep files, batches and stored responses here: turns /v1/files and /v1/batches on",
     )  # fmt: skip
     add_engine_arguments(parser)
 

@@ -48,7 +48,7 @@ BATCH_ROUTES: Mapping[str, Route] = MappingProxyType(
 def create_app(state: ServerState) -> Starlette:
     """The ASGI application. `state.engine` may still be None: requests then get 503, and so does /health."""
     add_sources(state)
-    routes = [*_openai(state), *responses_routes(state), *anthropic_routes(state), *_sglang(state)]
+    routes = [*_openai(state), *responses_routes(state, state.responses), *anthropic_routes(state), *_sglang(state)]
     routes += [*_scores(state), *_operator(state), *_cache(state), *_batches(state)]
     routes.append(_document(state, routes))
     app = Starlette(routes=routes, middleware=_layers(state, routes), exception_handlers=handlers())

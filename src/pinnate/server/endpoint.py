@@ -39,16 +39,22 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("pinnate.server")
 
 
+async def _nothing() -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """What differs between the APIs. `fail` makes the last bytes of a stream that an error ends. `names`: what the API
-    calls fields that the engine refuses."""
+    calls fields that the engine refuses. `settle` is awaited when an answer is complete, before its last bytes are
+    sent."""
 
     prepare: Callable[[ServerState, AsyncEngine, dict[str, Any]], Awaitable[Job]]
     writer: Callable[[Job, Vocabulary], ChunkWriter]
     reply: Callable[[Job, Gathered, Usage, Vocabulary], msgspec.Struct | Sequence[msgspec.Struct]]
     fail: Callable[[ErrorObject], bytes] = error_event
     names: Renames = ()
+    settle: Callable[[], Awaitable[None]] = _nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +130,9 @@ class GenerationEndpoint:
             self._raise_if_stopping()
             raise
         shown, best = choose(run.job, gathered)
-        body = msgspec.json.encode(self._route.reply(shown, best, run.tally.usage(), vocabulary))
+        answer = self._route.reply(shown, best, run.tally.usage(), vocabulary)
+        await self._route.settle()
+        body = msgspec.json.encode(answer)
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
@@ -143,6 +151,7 @@ class GenerationEndpoint:
                 data = writer.write(batch) if batch else KEEP_ALIVE
                 if tally.is_complete:
                     data += writer.end(tally.usage())
+                    await self._route.settle()
                 if not started:
                     started = True
                     await send({"type": "http.response.start", "status": 200, "headers": stream_headers(job.id)})

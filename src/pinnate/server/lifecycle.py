@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pinnate.engine.async_engine import AsyncEngine
     from pinnate.server.batches.batches import Batches
     from pinnate.server.batches.storage import Storage
+    from pinnate.server.responses.disk_store import DiskStore
     from pinnate.server.state import ServerState
 
 BACKLOG = 2048
@@ -91,6 +92,12 @@ def _make_batches(state: ServerState, storage: Storage) -> Batches:
     return Batches(state, storage, BATCH_ROUTES)
 
 
+def _make_response_store(folder: Path) -> DiskStore:
+    from pinnate.server.responses.disk_store import DiskStore
+
+    return DiskStore(folder)
+
+
 class _Life:
     """One run of the server. `run` is called once."""
 
@@ -113,8 +120,11 @@ class _Life:
         from pinnate.server.state import Phase, ServerState
 
         state = ServerState(self._config.model, self._settings)
+        responses = None
         if storage is not None:
             state.batches = _make_batches(state, storage)
+            state.responses = responses = _make_response_store(storage.folder)
+            opening = asyncio.create_task(responses.open())  # noqa: F841, RUF006 - `close` waits
         server = _make_server(create_app(state), self._settings)
         serving = asyncio.create_task(server.serve(sockets=[self._listener]))
         stopping = asyncio.create_task(self._signalled.wait())
@@ -141,6 +151,8 @@ class _Life:
             await _end(server, serving, starting)
             for close in state.closers:
                 await asyncio.to_thread(close)
+            if responses is not None:
+                await responses.close()
             if storage is not None:
                 await storage.close()
 

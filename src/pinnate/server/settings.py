@@ -38,7 +38,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     call (CORS), `*` is all. `access_log`: one line for each request. `metrics_compat`: whose names /metrics shows too.
     `otlp_traces_endpoint`: where spans are sent, by OTLP over HTTP.
     `max_logprobs`: alternatives that a request may ask for at each token.
-    `data_dir`: folder of files and batches, which are off without it.
+    `data_dir`: folder of files and batches, which are off without it, and of stored responses, else kept in memory.
 
     Raises:
         ConfigError: a value is out of range; the message names the flag.

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pinnate.engine.async_engine import AsyncEngine
     from pinnate.server.batches.batches import Batches
     from pinnate.server.chat_formats import ChatFormats
+    from pinnate.server.responses.store import Store
     from pinnate.text.chat_template import ChatTemplate
 
 HEARTBEAT_SECONDS = 4.0  # eight beats (engine/heartbeat.py)
@@ -51,6 +52,7 @@ class ServerState:
         self.metrics = Metrics(more_bounds(settings.metrics_compat))
         self.closers: list[Callable[[], None]] = []  # called at the end of the server's life, in a thread
         self.batches: Batches | None = None  # with --data-dir
+        self.responses: Store | None = None  # likewise; without it they are kept in memory
         self.chat_formats: ChatFormats | None = None  # chosen when first needed
         self.longest_token: int | None = None  # bytes; found when first needed
         self._fingerprint: tuple[dict[str, Any], str] | None = None  # of the engine with this info

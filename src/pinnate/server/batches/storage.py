@@ -1,11 +1,12 @@
-"""The folder of --data-dir: the database, the files' contents, and the one thread that touches both.
+"""The folder of --data-dir: its lock, the database of files and batches, the files' contents.
 
     DIR/lock               held while a server uses the folder
     DIR/batches.sqlite     (and -wal, -shm)
+    DIR/responses.sqlite   (likewise) stored responses, which are not this module's
     DIR/files/file-...     contents; what has no row in the database is removed at the next start
     DIR/files/*.part       not finished, likewise
 
-Knows: paths, locks, the thread. Must not know: what rows mean, the engine. The event loop never waits for the disk.
+Knows: paths, the lock. Must not know: what rows mean, the engine. The event loop never waits for the disk.
 """
 
 from __future__ import annotations
@@ -13,29 +14,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import logging
 import os
+import sqlite3
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, ParamSpec, TypeVar
 
 from pinnate.core.errors import ConfigError
-from pinnate.server.batches.database import open_database, storage_errors
-from pinnate.server.batches.tables import Tables
-from pinnate.server.errors import StorageError
+from pinnate.server.batches.tables import SCHEMA, Tables
+from pinnate.server.database import Database, storage_errors
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 DATABASE = "batches.sqlite"
 PART = ".part"
-log = logging.getLogger("pinnate.server")
 
 
 class Storage:
-    """Made at start, before anything is served: the folder must be usable and nobody else's. The database is opened and
-    checked by `open`, in the thread; where it is damaged every call says so, and nothing else of the server suffers."""
+    """Made at start, before anything is served: the folder must be usable and nobody else's."""
 
     def __init__(self, folder: Path, name: str = "--data-dir") -> None:
         """`name`: what errors call the folder.
@@ -55,17 +52,15 @@ class Storage:
             raise ConfigError(f"{name} {folder}: another process uses it") from None
         except OSError as error:
             raise ConfigError(f"{name} {folder}: {error.strerror}") from None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="pinnate-storage")
-        self._tables: Tables | None = None
-        self._broken: StorageError | None = None
-        self._close_database: Callable[[], None] = lambda: None
+        without = "/v1/files and /v1/batches are off"
+        self._database = Database(folder / DATABASE, SCHEMA, self._make_tables, without)
 
     async def open(self) -> None:
         """
         Raises:
             StorageError: the database cannot be used; so does every later `call`.
         """
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._open)
+        await self._database.open()
 
     async def call(self, function: Callable[[Tables], R]) -> R:
         """`function` of the tables, in the thread.
@@ -73,7 +68,7 @@ class Storage:
         Raises:
             StorageError: the disk is full, the database is damaged; and what `function` raises.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._call, function)
+        return await self._database.call(function)
 
     async def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """A function that reads or writes files of the folder, in another thread than the database's: a slow upload
@@ -95,37 +90,13 @@ class Storage:
 
     async def close(self) -> None:
         """What was asked for is done first."""
-        await asyncio.to_thread(self._thread.shutdown)
-        self._close_database()
+        await self._database.close()
         self._lock.close()
 
-    def _open(self) -> None:
-        path = self.folder / DATABASE
-        try:
-            connection = open_database(path)
-            self._close_database = connection.close
-            self._tables = Tables(connection)
-            with storage_errors(path):
-                self._remove_leftovers(self._tables.file_ids())
-        except StorageError as error:
-            self._broken = error
-            log.error("%s. /v1/files and /v1/batches are off", error)
-            raise
-
-    def _call(self, function: Callable[[Tables], R]) -> R:
-        if self._broken is not None:
-            raise self._broken
-        if self._tables is None:
-            self._open()
-        assert self._tables is not None
-        try:
-            with storage_errors(self.folder / DATABASE):
-                return function(self._tables)
-        except StorageError as error:
-            if error.code == "storage_damaged":
-                self._broken = error
-                log.error("%s. /v1/files and /v1/batches are off", error)
-            raise
+    def _make_tables(self, connection: sqlite3.Connection) -> Tables:
+        tables = Tables(connection)
+        self._remove_leftovers(tables.file_ids())
+        return tables
 
     def _remove_leftovers(self, known: set[str]) -> None:
         """Contents without a row: of uploads and outputs that were cut off."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from pinnate.core.errors import NotFoundError
-from pinnate.server.batches.database import transaction
+from pinnate.server.database import Schema, transaction
 from pinnate.server.errors import HTTPStatusError
 from pinnate.server.protocol.batches import (
     Batch,
@@ -26,6 +26,25 @@ from pinnate.server.protocol.batches import (
 
 T = TypeVar("T", FileObject, Batch)
 
+SCHEMA = Schema(
+    1,
+    """
+CREATE TABLE files (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, purpose TEXT NOT NULL,
+    expires_at INTEGER, object BLOB NOT NULL);
+CREATE TABLE batches (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, status TEXT NOT NULL,
+    input_file_id TEXT NOT NULL, output_seconds INTEGER, object BLOB NOT NULL,
+    completed INTEGER NOT NULL DEFAULT 0, failed INTEGER NOT NULL DEFAULT 0, input_tokens INTEGER NOT NULL DEFAULT 0,
+    cached_tokens INTEGER NOT NULL DEFAULT 0, output_tokens INTEGER NOT NULL DEFAULT 0);
+CREATE INDEX batches_by_status ON batches (status);
+CREATE TABLE lines (
+    batch INTEGER NOT NULL, line INTEGER NOT NULL, custom_id TEXT NOT NULL, offset INTEGER NOT NULL,
+    size INTEGER NOT NULL, order_key BLOB NOT NULL, UNIQUE (batch, line));
+CREATE TABLE results (
+    batch INTEGER NOT NULL, line INTEGER NOT NULL, ok INTEGER NOT NULL, output BLOB NOT NULL, UNIQUE (batch, line));
+""",
+)
 UNFINISHED = ("validating", "in_progress", "finalizing", "cancelling")
 _BATCH_COLUMNS = "object, status, completed, failed, input_tokens, cached_tokens, output_tokens"
 _encode = msgspec.json.encode

@@ -157,6 +157,11 @@ class InputReasoning(msgspec.Struct, kw_only=True):
     status: str | None = None
 
 
+class ItemReference(msgspec.Struct, kw_only=True):
+    id: str
+    type: str = "item_reference"
+
+
 # --- what is sent ---------------------------------------------------------------------------------------------------
 
 

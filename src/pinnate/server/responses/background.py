@@ -12,13 +12,13 @@ import logging
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
-from pinnate.core.errors import PinnateError
+from pinnate.core.errors import NotFoundError, PinnateError
 from pinnate.core.logs import log_fault
 from pinnate.server.clocks import Clocks
-from pinnate.server.errors import describe
+from pinnate.server.errors import StorageError, describe
 from pinnate.server.field_names import renamed
 from pinnate.server.generation import Job, Tally, abort, merge, submit
-from pinnate.server.protocol.responses import Event
+from pinnate.server.protocol.responses import Event, ResponseEvent
 from pinnate.server.responses.assembler import Assembler
 from pinnate.server.responses.request import RENAMES
 from pinnate.server.responses.store import Record, Store
@@ -40,19 +40,30 @@ async def start(
 
     Raises:
         RequestError, EngineError: the engine does not take it; nothing is stored.
+        StorageError: as `Store.add`; nothing is submitted.
     """
     if job.warnings:
         _logger.warning("%s: without effect: %r", job.id, [warning.param for warning in job.warnings])
-    with renamed(RENAMES):
-        streams = await submit(engine, job)
+    try:
+        await store.add(record)
+        with renamed(RENAMES):
+            streams = await submit(engine, job)
+    except BaseException:
+        await forget(store, record)
+        raise
     run = _Run(state, engine, store, record, assembler)
     run.note(assembler.queue())
-    store.add(record)
     task = asyncio.create_task(run.follow(job, streams))
     record.cancel = task.cancel
     state.ongoing.add(task)
     task.add_done_callback(state.ongoing.discard)
     await asyncio.sleep(0)  # a task that is cancelled before its first step would end without a word
+
+
+async def forget(store: Store, record: Record) -> None:
+    """Of a response that never began there is nothing to see."""
+    with contextlib.suppress(NotFoundError, StorageError):
+        await store.delete(record.namespace, record.id)
 
 
 class _Run:
@@ -97,15 +108,18 @@ class _Run:
             self._state.metrics.record_stats(self._engine.stats)
             with contextlib.suppress(RuntimeError):
                 await outputs.aclose()
-        self.note(last)
-        self._store.settle(self._record)
+        await self._store.settle(self._record, self._assembler.response, encode(last))
 
 
 async def watch(record: Record, starting_after: int, interval: float) -> AsyncIterator[bytes]:
     """The events after that number, as they come, until the response has ended; a comment where `interval` seconds
-    brought none."""
+    brought none. The events of one that the end of a server cut off are lost, but for how it ended."""
     assert record.events is not None
     position = starting_after + 1
+    if record.ended and not record.events:
+        last = ResponseEvent(type="response.failed", sequence_number=position, response=record.response)
+        yield b"".join(encode([last]))
+        return
     while True:
         ended, changed = record.ended, record.changed
         waiting = record.events[position:]

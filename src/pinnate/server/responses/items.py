@@ -7,7 +7,7 @@ through `check_items` is a JSON object of the shape that GET input_items shows; 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pinnate.core.errors import InvalidRequestError, UnsupportedError
@@ -18,6 +18,7 @@ from pinnate.server.protocol.responses import (
     InputMessage,
     InputPart,
     InputReasoning,
+    ItemReference,
 )
 
 Item = dict[str, Any]
@@ -29,20 +30,33 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{uuid.uuid4().hex}"
 
 
-def check_items(given: str | list[dict[str, Any]], find: Callable[[str], Item | None], notes: FieldNotes) -> list[Item]:
-    """The items of `input`. `find` looks up what an item_reference names.
+def references(given: str | list[dict[str, Any]]) -> set[str]:
+    """The ids that item_references name."""
+    if isinstance(given, str):
+        return set()
+    ids = [item.get("id") for item in given if _kind(item) == "item_reference"]
+    return {item_id for item_id in ids if isinstance(item_id, str)}
+
+
+def check_items(given: str | list[dict[str, Any]], named: Mapping[str, Item], notes: FieldNotes) -> list[Item]:
+    """The items of `input`. `named` has what its item_references name, as far as it is stored.
 
     Raises:
         InvalidRequestError, UnsupportedError: naming the item at fault.
     """
     if isinstance(given, str):
         return [_message(InputMessage(role="user", content=given), "input", notes)]
-    return [_check(item, f"input[{number}]", find, notes) for number, item in enumerate(given)]
+    return [_check(item, f"input[{number}]", named, notes) for number, item in enumerate(given)]
 
 
-def _check(given: dict[str, Any], at: str, find: Callable[[str], Item | None], notes: FieldNotes) -> Item:
+def _kind(given: dict[str, Any]) -> Any:
+    names = {name for name, value in given.items() if value is not None}
+    return given["type"] if "type" in names else "item_reference" if names == {"id"} else "message"
+
+
+def _check(given: dict[str, Any], at: str, named: Mapping[str, Item], notes: FieldNotes) -> Item:
     fields = {name: value for name, value in given.items() if value is not None}
-    kind = fields.get("type", "item_reference" if set(fields) == {"id"} else "message")
+    kind = _kind(given)
     if kind == "message":
         return _message(convert(fields, InputMessage, at=at, notes=notes), at, notes)
     if kind == "function_call":
@@ -52,7 +66,8 @@ def _check(given: dict[str, Any], at: str, find: Callable[[str], Item | None], n
     if kind == "reasoning":
         return _reasoning(convert(fields, InputReasoning, at=at, notes=notes), at)
     if kind == "item_reference":
-        found = find(str(fields.get("id")))
+        reference = convert(fields, ItemReference, at=at, notes=notes)
+        found = named.get(reference.id)
         if found is None:
             raise InvalidRequestError(f"{at}.id: no item with this id is stored here", param=f"{at}.id")
         return found

@@ -32,7 +32,7 @@ from pinnate.server.protocol.responses import (
     TextFormat,
     TextOptions,
 )
-from pinnate.server.responses.items import check_items, new_id, to_messages
+from pinnate.server.responses.items import check_items, new_id, references, to_messages
 from pinnate.server.responses.store import Store, Turn, previous_turn
 from pinnate.server.responses.tools import check_tool, tool_fields
 from pinnate.server.state import ServerState
@@ -82,8 +82,9 @@ async def prepare(
     metadata = check_metadata(request.metadata)
     before = None
     if request.previous_response_id is not None:
-        before = previous_turn(store, namespace, request.previous_response_id)
-    turn = Turn(before, check_items(request.input, lambda item_id: store.find_item(namespace, item_id), notes))
+        before = await previous_turn(store, namespace, request.previous_response_id)
+    named = await store.find_items(namespace, references(request.input))
+    turn = Turn(before, check_items(request.input, named, notes))
     tools = [check_tool(tool, f"tools[{number}]", notes) for number, tool in enumerate(request.tools)]
     text, reasoning = _text(request, notes), _reasoning(request, notes)
     chat_fields = _chat_fields(request, model, tools, text, reasoning) | extras

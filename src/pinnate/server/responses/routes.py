@@ -69,7 +69,7 @@ class CreateResponse:
             try:
                 await GenerationEndpoint(state, exchange.route()).serve(fields, receive, send, record_of(scope))
             finally:
-                exchange.leave()
+                await exchange.leave()
 
     async def _background(self, fields: dict[str, Any], namespace: str, send: Send) -> None:
         try:
@@ -102,53 +102,51 @@ class _Exchange:
         self._namespace = namespace
         self._plan: Plan | None = None
         self._assembler: Assembler | None = None
-        self._record: Record | None = None
+        self._record: Record | None = None  # None where nothing is to be stored
 
     def route(self) -> Route:
-        return Route(self._prepare, self._writer, self._reply, self._fail, RENAMES)
+        return Route(self._prepare, self._writer, self._reply, self._fail, RENAMES, self._settle)
 
-    def leave(self) -> None:
+    async def leave(self) -> None:
         """At the end, however it came. A stream whose client has seen its id can be looked at afterwards."""
-        if self._record is None or self._assembler is None:
+        if self._record is None:
+            return
+        if self._assembler is None:
+            await background.forget(self._store, self._record)
             return
         if self._assembler.response.status not in ENDED:
             self._assembler.cancel()
-        self._settle()
+        await self._settle()
 
     async def _prepare(self, state: ServerState, engine: Any, fields: dict[str, Any]) -> Job:
-        self._plan = await prepare(state, engine, fields, self._store, self._namespace)
-        return self._plan.job
+        plan = self._plan = await prepare(state, engine, fields, self._store, self._namespace)
+        if plan.response.store:
+            begun = msgspec.structs.replace(plan.response, status="in_progress")
+            self._record = Record(response=begun, turn=plan.turn, namespace=self._namespace)
+            await self._store.add(self._record)
+        return plan.job
 
     def _writer(self, job: Job, vocabulary: Any) -> ResponseWriter:  # noqa: ARG002
-        assembler = self._begin(vocabulary)
-        return ResponseWriter(assembler, self._settle)
+        return ResponseWriter(self._begin(vocabulary))
 
     def _reply(self, job: Job, gathered: Gathered, usage: Usage, vocabulary: Any) -> Response:  # noqa: ARG002
-        response = finished(self._begin(vocabulary), gathered, usage)
-        self._settle()
-        return response
+        return finished(self._begin(vocabulary), gathered, usage)
 
     def _fail(self, error: ErrorObject) -> bytes:
         assert self._assembler is not None
         return b"".join(encode(self._assembler.fail(error)))
 
     def _begin(self, vocabulary: Any) -> Assembler:
-        plan = self._plan
-        assert plan is not None
-        self._assembler = _assembler(plan, vocabulary)
-        self._record = Record(
-            response=plan.response, turn=plan.turn, namespace=self._namespace, snapshot=self._assembler.snapshot
-        )
-        if plan.response.store:
-            self._store.add(self._record)
+        assert self._plan is not None
+        self._assembler = _assembler(self._plan, vocabulary)
+        if self._record is not None:
+            self._record.snapshot = self._assembler.snapshot
         return self._assembler
 
-    def _settle(self) -> None:
-        assert self._record is not None
+    async def _settle(self) -> None:
         assert self._assembler is not None
-        if not self._record.ended:
-            self._record.response = self._assembler.response
-            self._store.settle(self._record)
+        if self._record is not None and not self._record.ended:
+            await self._store.settle(self._record, self._assembler.response)
 
 
 class StoredResponses:
@@ -162,10 +160,10 @@ class StoredResponses:
         request = Request(scope, receive)
         namespace, response_id = caller_of(scope).namespace, request.path_params["id"]
         if request.method == "DELETE":
-            self._store.delete(namespace, response_id)
+            await self._store.delete(namespace, response_id)
             await _send_json(send, DeletedResponse(id=response_id))
             return
-        record = self._store.get(namespace, response_id)
+        record = await self._store.get(namespace, response_id)
         if request.query_params.get("stream") not in ("true", "True", "1"):
             await _send_json(send, record.current())
             return
@@ -179,19 +177,19 @@ class StoredResponses:
 
     async def cancel(self, request: Request) -> HTTPResponse:
         """A response that has ended is answered as it is, so that cancelling twice is no error."""
-        record = self._store.get(caller_of(request.scope).namespace, request.path_params["id"])
+        record = await self._store.get(caller_of(request.scope).namespace, request.path_params["id"])
         if not record.response.background:
             raise InvalidRequestError("only responses created with background: true can be cancelled", param="id")
         while not record.ended:
-            assert record.cancel is not None
             changed = record.changed
-            record.cancel()
+            if record.cancel is not None:  # else it is being stored
+                record.cancel()
             await changed.wait()
         return _json(record.response)
 
     async def input_items(self, request: Request) -> HTTPResponse:
         """The conversation up to this response, newest first unless `order=asc`."""
-        record = self._store.get(caller_of(request.scope).namespace, request.path_params["id"])
+        record = await self._store.get(caller_of(request.scope).namespace, request.path_params["id"])
         limit = _number(request, "limit", 1, MAX_PAGE, default=DEFAULT_PAGE)
         order = request.query_params.get("order", "desc")
         if order not in ("asc", "desc"):

@@ -1,8 +1,9 @@
 """What can be asked for after it was answered: responses, and the conversations they belong to.
 
-Knows: ids, sizes, ages, who owns what. Must not know: HTTP, how a response comes to be. Everything is in this process's
-memory: a restart forgets it. The bounds are a number of responses, bytes of JSON, and an age of 30 days as OpenAI's;
-what was used longest ago goes first.
+Knows: ids, sizes, ages, who owns what. Must not know: HTTP, how a response comes to be. Here is what all stores have in
+common, and the one in this process's memory, which a restart forgets; with --data-dir it is that of `disk_store.py`.
+The bounds are a number of responses, bytes of JSON, and an age of 30 days as OpenAI's; in memory what was used longest
+ago goes first.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -29,15 +30,17 @@ ENDED = ("completed", "incomplete", "failed", "cancelled")
 class Turn:
     """What one response adds to a conversation: its input and its output. Turns share those before them.
 
-    `holders` counts who needs it: its record while that is stored, and each turn that follows it.
+    `holders` counts who needs it: its record while that is stored, and each turn that follows it. `number`: its row in
+    a database.
     """
 
-    __slots__ = ("before", "holders", "input", "output", "size")
+    __slots__ = ("before", "holders", "input", "number", "output", "size")
 
-    def __init__(self, before: Turn | None, items: list[Item]) -> None:
+    def __init__(self, before: Turn | None, items: list[Item], number: int | None = None) -> None:
         self.before = before
         self.input = items
         self.output: list[Item] = []
+        self.number = number
         self.size = 0
         self.holders = 0
 
@@ -81,24 +84,38 @@ class Record:
         self.changed.set()
         self.changed = asyncio.Event()
 
+    def end(self, response: Response, events: Sequence[bytes] = ()) -> None:
+        """Shows its last state, and the last events where they are kept."""
+        self.response, self.snapshot, self.cancel = response, None, None
+        if self.events is not None:
+            self.events += events
+        self.notify()
+
 
 class Store(Protocol):
     """A namespace never sees another one's responses.
 
-    Raises (all that take an id): NotFoundError.
+    Raises: NotFoundError (all that take an id), StorageError (of a store on disk; never `settle`).
     """
 
-    def add(self, record: Record) -> None: ...
-
-    def settle(self, record: Record) -> None:
-        """The record has ended: its output joins the conversation, and it may be dropped from now on."""
+    async def add(self, record: Record) -> None:
+        """From here on it can be found."""
         ...
 
-    def get(self, namespace: str, response_id: str) -> Record: ...
+    async def settle(self, record: Record, response: Response, events: Sequence[bytes] = ()) -> None:
+        """The record ends as `response`, with these last events: its output joins the conversation, and it may be
+        dropped from now on. It is stored before it is shown."""
+        ...
 
-    def delete(self, namespace: str, response_id: str) -> None: ...
+    async def get(self, namespace: str, response_id: str) -> Record: ...
 
-    def find_item(self, namespace: str, item_id: str) -> Item | None: ...
+    async def delete(self, namespace: str, response_id: str) -> None:
+        """Ends it, too, if it is still being made."""
+        ...
+
+    async def find_items(self, namespace: str, item_ids: Collection[str]) -> dict[str, Item]:
+        """Those that are stored, by their id."""
+        ...
 
 
 class MemoryStore:
@@ -123,15 +140,15 @@ class MemoryStore:
     def __len__(self) -> int:
         return len(self._records)
 
-    def add(self, record: Record) -> None:
+    async def add(self, record: Record) -> None:
         record.stored_at = self._clock()
         self._records[record.namespace, record.id] = record
         self._hold(record.turn, record.namespace)
         self._resize(record.turn, _size(record))
         self._trim()
 
-    def settle(self, record: Record) -> None:
-        record.snapshot = record.cancel = None
+    async def settle(self, record: Record, response: Response, events: Sequence[bytes] = ()) -> None:
+        record.end(response, events)
         if (record.namespace, record.id) not in self._records:
             return  # deleted meanwhile
         turn = record.turn
@@ -141,26 +158,25 @@ class MemoryStore:
         self._resize(turn, _size(record))
         self._trim()
 
-    def get(self, namespace: str, response_id: str) -> Record:
+    async def get(self, namespace: str, response_id: str) -> Record:
         record = self._records.get((namespace, response_id))
         if record is not None and record.ended and self._clock() - record.stored_at > self._lifetime:
             self._drop(record)
             record = None
         if record is None:
-            shown = response_id if len(response_id) <= 128 else response_id[:128] + "..."
-            raise NotFoundError(f"Response with id '{shown}' not found.", param="id", code="response_not_found")
+            raise not_found(response_id)
         self._records.move_to_end((namespace, response_id))
         return record
 
-    def delete(self, namespace: str, response_id: str) -> None:
-        record = self.get(namespace, response_id)
+    async def delete(self, namespace: str, response_id: str) -> None:
+        record = await self.get(namespace, response_id)
         if record.cancel is not None:
             record.cancel()
         self._drop(record)
 
-    def find_item(self, namespace: str, item_id: str) -> Item | None:
-        found = self._items.get((namespace, item_id))
-        return None if found is None else found[1]
+    async def find_items(self, namespace: str, item_ids: Collection[str]) -> dict[str, Item]:
+        found = {item_id: self._items.get((namespace, item_id)) for item_id in item_ids}
+        return {item_id: entry[1] for item_id, entry in found.items() if entry is not None}
 
     def _trim(self) -> None:
         """Drops ended records, the newest excepted, until the bounds hold."""
@@ -206,20 +222,29 @@ def _size(record: Record) -> int:
     return len(msgspec.json.encode(own)) + sum(map(len, record.events or ()))
 
 
-def previous_turn(store: Store, namespace: str, response_id: str) -> Turn:
+def not_found(response_id: str) -> NotFoundError:
+    shown = response_id if len(response_id) <= 128 else response_id[:128] + "..."
+    return NotFoundError(f"Response with id '{shown}' not found.", param="id", code="response_not_found")
+
+
+def previous_not_found(response_id: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"Previous response with id '{response_id[:128]}' not found.",
+        param="previous_response_id",
+        code="previous_response_not_found",
+    )
+
+
+async def previous_turn(store: Store, namespace: str, response_id: str) -> Turn:
     """
     Raises:
-        NotFoundError: not stored (any more).
-        InvalidRequestError: not finished yet.
+        InvalidRequestError: not stored (any more), or not finished yet.
+        StorageError: as the store.
     """
     try:
-        record = store.get(namespace, response_id)
+        record = await store.get(namespace, response_id)
     except NotFoundError:
-        raise InvalidRequestError(
-            f"Previous response with id '{response_id[:128]}' not found.",
-            param="previous_response_id",
-            code="previous_response_not_found",
-        ) from None
+        raise previous_not_found(response_id) from None
     if not record.ended:
         raise InvalidRequestError(
             f"previous_response_id: the response {record.id} is still {record.response.status}",

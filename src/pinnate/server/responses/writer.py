@@ -5,8 +5,6 @@ Knows: SSE framing, what a step's outputs are. Must not know: the order of event
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 
 from pinnate.server.generation import Output
@@ -24,10 +22,8 @@ def encode(events: list[Event]) -> list[bytes]:
 class ResponseWriter:
     """The stream of one response. A failed one ends with `response.failed`, never in silence; there is no [DONE]."""
 
-    def __init__(self, assembler: Assembler, on_end: Callable[[], None] = lambda: None) -> None:
-        """`on_end` is called when the response is complete, before its last bytes are sent."""
+    def __init__(self, assembler: Assembler) -> None:
         self._assembler = assembler
-        self._on_end = on_end
         self._started = False
         self._reason = ""
 
@@ -47,9 +43,7 @@ class ResponseWriter:
         return b"".join(encode(self.events(outputs)))
 
     def end(self, usage: Usage) -> bytes:
-        data = b"".join(encode(self.last_events(usage)))
-        self._on_end()
-        return data
+        return b"".join(encode(self.last_events(usage)))
 
 
 def finished(assembler: Assembler, gathered: Gathered, usage: Usage) -> Response:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
@@ -14,10 +15,10 @@ from pinnate.core.errors import InvalidRequestError, NotFoundError
 from pinnate.server.protocol.responses import Message, OutputText, Reasoning, Response
 from pinnate.server.responses.store import MemoryStore, Record, Turn, previous_turn
 
+T = TypeVar("T")
 
-def make(
-    number: int, *, before: Turn | None = None, size: int = 1, namespace: str = "", status: str = "in_progress"
-) -> Record:
+
+def make(number: int, *, before: Turn | None = None, size: int = 1, namespace: str = "") -> Record:
     response = Response(
         id=f"resp_{number}", created_at=1, status="in_progress", background=False, instructions=None,
         max_output_tokens=None, max_tool_calls=None, model="m", parallel_tool_calls=True, previous_response_id=None,
@@ -25,84 +26,91 @@ def make(
         text={}, tool_choice="auto", tools=[], top_logprobs=0, top_p=1.0, truncation="disabled", user=None, metadata={},
     )  # fmt: skip
     item = {"type": "message", "id": f"in_{number}", "content": "x" * size}
-    record = Record(response=response, turn=Turn(before, [item]), namespace=namespace)
-    return end(record) if status == "completed" else record
+    return Record(response=response, turn=Turn(before, [item]), namespace=namespace)
 
 
-def end(record: Record) -> Record:
+def ending(record: Record) -> Response:
     number = record.id.removeprefix("resp_")
     output: list[Any] = [Message(id=f"out_{number}", status="completed", content=[OutputText(text="y")])]
-    record.response = msgspec.structs.replace(record.response, status="completed", output=output)
+    return msgspec.structs.replace(record.response, status="completed", output=output)
+
+
+async def put(store: MemoryStore, record: Record) -> Record:
+    await store.add(record)
+    await store.settle(record, ending(record))
     return record
 
 
-def put(store: MemoryStore, record: Record) -> Record:
-    store.add(record)
-    store.settle(end(record))
-    return record
+def now(work: Coroutine[Any, Any, T]) -> T:
+    """What never waits is done at once."""
+    try:
+        work.send(None)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+    raise AssertionError("it waits")
 
 
-def test_the_least_recently_used_goes_first() -> None:
+async def test_the_least_recently_used_goes_first() -> None:
     store = MemoryStore(max_responses=3)
-    records = [put(store, make(number)) for number in range(3)]
-    store.get("", records[0].id)
-    put(store, make(3))
+    records = [await put(store, make(number)) for number in range(3)]
+    await store.get("", records[0].id)
+    await put(store, make(3))
     assert len(store) == 3
     with pytest.raises(NotFoundError):
-        store.get("", "resp_1")
-    assert store.get("", "resp_0") is records[0]
-    assert store.find_item("", "in_1") is None
-    assert store.find_item("", "out_0") is not None
+        await store.get("", "resp_1")
+    assert await store.get("", "resp_0") is records[0]
+    assert await store.find_items("", ["in_1"]) == {}
+    assert await store.find_items("", ["out_0"])
 
 
-def test_what_is_under_way_stays() -> None:
+async def test_what_is_under_way_stays() -> None:
     store = MemoryStore(max_responses=1)
     running = make(0)
-    store.add(running)
-    put(store, make(1))
-    put(store, make(2))
-    assert store.get("", "resp_0") is running
+    await store.add(running)
+    await put(store, make(1))
+    await put(store, make(2))
+    assert await store.get("", "resp_0") is running
     assert len(store) == 2
-    store.delete("", "resp_0")
-    store.settle(end(running))
+    await store.delete("", "resp_0")
+    await store.settle(running, ending(running))
     with pytest.raises(NotFoundError):
-        store.get("", "resp_0")
+        await store.get("", "resp_0")
 
 
-def test_bytes_and_ages() -> None:
+async def test_bytes_and_ages() -> None:
     now = 0.0
     store = MemoryStore(max_bytes=50_000, lifetime=10, clock=lambda: now)
-    put(store, make(0, size=30_000))
-    put(store, make(1, size=30_000))
+    await put(store, make(0, size=30_000))
+    await put(store, make(1, size=30_000))
     assert len(store) == 1
     now = 10.0
-    assert store.get("", "resp_1")
+    assert await store.get("", "resp_1")
     now = 10.5
     with pytest.raises(NotFoundError):
-        store.get("", "resp_1")
+        await store.get("", "resp_1")
     assert (len(store), store.num_bytes) == (0, 0)
 
 
-def test_a_conversation_outlives_its_first_response() -> None:
+async def test_a_conversation_outlives_its_first_response() -> None:
     store = MemoryStore(max_responses=2)
-    first = put(store, make(0))
-    second = put(store, make(1, before=previous_turn(store, "", "resp_0")))
-    third = put(store, make(2, before=second.turn))
+    first = await put(store, make(0))
+    second = await put(store, make(1, before=await previous_turn(store, "", "resp_0")))
+    third = await put(store, make(2, before=second.turn))
     assert [item["id"] for item in third.turn.items()] == ["in_0", "out_0", "in_1", "out_1", "in_2"]
     with pytest.raises(NotFoundError):
-        store.get("", first.id)
-    assert store.find_item("", "out_0") is not None  # a part of what can still be seen
+        await store.get("", first.id)
+    assert await store.find_items("", ["out_0"])  # a part of what can still be seen
 
 
-def test_previous_turn_says_what_is_wrong() -> None:
+async def test_previous_turn_says_what_is_wrong() -> None:
     store = MemoryStore()
-    store.add(make(0))
+    await store.add(make(0))
     for response_id, code in (("resp_0", "invalid_request"), ("resp_9", "previous_response_not_found")):
         with pytest.raises(InvalidRequestError) as caught:
-            previous_turn(store, "", response_id)
+            await previous_turn(store, "", response_id)
         assert (caught.value.param, caught.value.code) == ("previous_response_id", code)
     with pytest.raises(InvalidRequestError):
-        previous_turn(store, "other", "resp_0")
+        await previous_turn(store, "other", "resp_0")
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -122,14 +130,14 @@ class StoreMachine(RuleBasedStateMachine):
         before = pick.choice(stored).turn if follow and stored else None
         record = make(self.made, before=before, size=size, namespace=namespace)
         self.made += 1
-        self.store.add(record)
+        now(self.store.add(record))
         self.running.append(record)
 
     @precondition(lambda self: self.running)
     @rule(pick=st.randoms())
     def finish(self, pick: Any) -> None:
         record = self.running.pop(pick.randrange(len(self.running)))
-        self.store.settle(end(record))
+        now(self.store.settle(record, ending(record)))
         self.ended.append(record)
 
     @precondition(lambda self: self.made)
@@ -137,7 +145,7 @@ class StoreMachine(RuleBasedStateMachine):
     def delete(self, pick: Any) -> None:
         record = pick.choice([*self.running, *self.ended])
         if self._is_stored(record):
-            self.store.delete(record.namespace, record.id)
+            now(self.store.delete(record.namespace, record.id))
 
     @invariant()
     def holds(self) -> None:
