@@ -16,11 +16,11 @@ from pinnate.core.request import BACKGROUND_PRIORITY
 from pinnate.core.sampling import SamplingParams
 from pinnate.server.batches import batches as module
 from pinnate.server.batches import runner
-from pinnate.server.batches.database import open_database
 from pinnate.server.batches.request import refusal
 from pinnate.server.batches.runner import MAX_ATTEMPTS, num_places
 from pinnate.server.batches.storage import Storage
-from pinnate.server.batches.tables import Result, Tables
+from pinnate.server.batches.tables import SCHEMA, Result, Tables
+from pinnate.server.database import open_database
 from pinnate.server.errors import StorageError
 from tests.unit.server.batches.conftest import BatchServer, line
 from tests.unit.server.conftest import FakeEngine, spell
@@ -351,12 +351,13 @@ def test_a_fault_of_ours_tells_nothing_private() -> None:
 def test_no_room_to_open_the_database_is_a_full_disk_not_a_damaged_one(tmp_path: Path, limit: int) -> None:
     """SQLite has several codes for it: the database, its log and its shared memory all need room."""
     program = (
-        "import resource, sys; from pathlib import Path; from pinnate.server.batches.database import open_database\n"
+        "import resource, sys; from pathlib import Path; from pinnate.server.database import open_database\n"
+        "from pinnate.server.batches.tables import SCHEMA\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)\n"
-        "try: open_database(Path(sys.argv[1]))\n"
+        "try: open_database(Path(sys.argv[1]), SCHEMA)\n"
         "except Exception as error: print(type(error).__name__, error.code)"
     )
     path = tmp_path / "batches.sqlite"
     done = subprocess.run([sys.executable, "-c", program, path, str(limit)], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("StorageError storage_full\n", "")
-    open_database(path).close()
+    open_database(path, SCHEMA).close()
