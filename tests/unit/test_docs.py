@@ -62,6 +62,17 @@ def test_relative_links_resolve(path: Path) -> None:
             assert anchor in anchors(found), target
 
 
+def test_every_document_can_be_reached_from_readme() -> None:
+    found, ahead = set[Path](), [ROOT / "README.md"]
+    while ahead:
+        path = ahead.pop()
+        if path not in found:
+            found.add(path)
+            names = (link.partition("#")[0] for link in LINK.findall(path.read_text()))
+            ahead += [(path.parent / name).resolve() for name in names if name.endswith(".md") and ":" not in name]
+    assert {path for path in DOCS if path.resolve() not in found} == set()
+
+
 @cache
 def all_files() -> frozenset[str]:
     """Every file of ours, by each end of its path: `kvcache/pins.py`, `pins.py`, ..."""
