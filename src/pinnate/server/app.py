@@ -36,7 +36,7 @@ from pinnate.server.sglang import SGLangOperator
 from pinnate.server.state import ServerState
 from pinnate.server.streaming import ChatChunkWriter, CompletionChunkWriter
 
-CHAT = Route(chat.prepare, ChatChunkWriter, chat_completion)
+CHAT = Route(chat.prepare_own, ChatChunkWriter, chat_completion)
 COMPLETIONS = Route(completions.prepare, CompletionChunkWriter, completion)
 
 # What a line of a batch may ask for.

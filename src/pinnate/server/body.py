@@ -81,10 +81,12 @@ class FieldNotes:
         """A known field that comes to nothing beside the others.
 
         Raises:
-            InvalidRequestError: strict.
+            InvalidRequestError: strict, or too many.
         """
         if self.strict:
             raise InvalidRequestError(f"{path} {why}", param=path)
+        if len(self.warnings) >= MAX_WARNINGS:
+            raise InvalidRequestError(f"more than {MAX_WARNINGS} fields without effect, the last: {path}", param=path)
         self.warnings.append(FieldWarning(path, f"{path} {why}; it has no effect"))
 
     def check(self, given: Mapping[str, Any], known: Container[str], at: str, effect: str = "it has no effect") -> None:
@@ -95,7 +97,7 @@ class FieldNotes:
         """
         for name, value in given.items():
             if value is not None and name not in known:
-                self.unknown(f"{at}.{_shorten(name)}", effect)
+                self.unknown(f"{at}.{shorten(name)}", effect)
 
     def members(self) -> dict[str, list[FieldWarning]]:
         """What an answer that is an object gets: `warnings`, or nothing."""
@@ -202,7 +204,7 @@ def convert(
         if name in known:
             kept[name] = value
         elif unsupported is None or name not in unsupported:
-            (notes or FieldNotes()).unknown(prefix + _shorten(name))
+            (notes or FieldNotes()).unknown(prefix + shorten(name))
         elif not unsupported[name](value):
             raise UnsupportedError(f"{prefix}{name} is not supported by this server", param=f"{prefix}{name}")
     try:
@@ -231,5 +233,5 @@ def _lower(text: str) -> str:
     return text[:1].lower() + text[1:]
 
 
-def _shorten(name: str) -> str:
+def shorten(name: str) -> str:
     return name if len(name) <= 64 else name[:64] + "..."

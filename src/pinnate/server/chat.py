@@ -6,10 +6,11 @@ translate their bodies into these fields and call `prepare` too.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pinnate.core.errors import InvalidRequestError
-from pinnate.server.body import FieldNotes, convert
+from pinnate.server.body import FieldNotes, convert, shorten
 from pinnate.server.chat_formats import ChatOutput
 from pinnate.server.generation import Job, Prompt
 from pinnate.server.messages import check_messages
@@ -30,6 +31,19 @@ from pinnate.server.tools import tool_use
 
 if TYPE_CHECKING:
     from pinnate.engine.async_engine import AsyncEngine
+
+
+async def prepare_own(state: ServerState, engine: AsyncEngine, fields: dict[str, Any]) -> Job:
+    """Of this route: as `prepare`, and the client hears of variables that the template does not look at."""
+    job = await prepare(state, engine, fields)
+    template = state.chat_template or engine.chat_template
+    unused = [name for name in fields.get("chat_template_kwargs", ()) if template and name not in template.source]
+    if not unused:
+        return job
+    notes = state.field_notes()
+    for name in unused:
+        notes.without_effect(f"chat_template_kwargs.{shorten(name)}", "is not used by the chat template")
+    return replace(job, warnings=(*job.warnings, *notes.warnings))
 
 
 async def prepare(state: ServerState, engine: AsyncEngine, fields: dict[str, Any]) -> Job:

@@ -266,7 +266,9 @@ class CompletionChunkWriter:
             choice.prompt_logprobs = shown_prompt_logprobs(self._job, self._prompt_scores[number], self._vocabulary)
         if self._job.params.logprobs is None:
             return
-        writer = self._logprobs.setdefault(choice.index, logprobs_writer(self._job, self._vocabulary))
+        if choice.index not in self._logprobs:
+            self._logprobs[choice.index] = logprobs_writer(self._job, self._vocabulary)
+        writer = self._logprobs[choice.index]
         if echoed:
             choice.logprobs = writer.write_echo(self._prompt_scores[number], prompt.token_ids, prompt.text)
         if logprobs:

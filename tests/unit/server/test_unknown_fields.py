@@ -105,6 +105,21 @@ async def test_first_chunk_of_a_stream_has_them(client: Client, route: str) -> N
     assert not any("warnings" in event for event in events[1:-1])
 
 
+async def test_variables_that_the_template_does_not_use(client: Client) -> None:
+    given = {"extra": "!", "enable_thinking": False, "frob": None}
+    answer = await client.chat(chat_template_kwargs=given)
+    names = [f"chat_template_kwargs.{name}" for name in ("enable_thinking", "frob")]
+    assert [warning["param"] for warning in answer.json["warnings"]] == names
+    assert bytes(client.engine.submitted[0].prompt).endswith(b"!")
+    assert "warnings" not in (await client.chat(chat_template_kwargs={"extra": "!"})).json
+    strict = make_client(FakeEngine(), strict=True)
+    refused = await strict.chat(chat_template_kwargs=given)
+    assert (refused.status, refused.error["param"]) == (400, names[0])
+    assert (await strict.chat(chat_template_kwargs={"extra": "!"})).status == 200
+    many = {f"name_{number}": 1 for number in range(MAX_WARNINGS + 1)}
+    assert (await client.chat(chat_template_kwargs=many)).status == 400
+
+
 async def test_the_same_member_of_many_items_is_one_warning(client: Client) -> None:
     messages = [{"role": "user", "content": "hi", "x": number} for number in range(MAX_WARNINGS + 20)]
     (warning,) = (await client.chat(messages=messages)).json["warnings"]
