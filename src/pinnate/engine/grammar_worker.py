@@ -56,6 +56,7 @@ def main() -> int:
 
     backend = LLGuidanceBackend(VocabularyBytes(start.tokens, start.special, start.eos))
     _limit(start.most_bytes)
+    _hush()
     decoder = msgspec.msgpack.Decoder(StructuredOutput)
     _answer(Verdict(None))  # ready
     while True:
@@ -85,6 +86,13 @@ def _answer(verdict: Verdict) -> None:
         sys.stdout.buffer.flush()
     except BrokenPipeError:
         os._exit(0)
+
+
+def _hush() -> None:
+    """What a library says on stderr while it panics may quote what it was given, which belongs into no log."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
 
 
 def _limit(most_bytes: int) -> None:

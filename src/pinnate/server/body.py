@@ -22,7 +22,7 @@ from starlette.types import Receive
 
 from pinnate.core.errors import InvalidRequestError, UnsupportedError
 from pinnate.server.errors import HTTPStatusError
-from pinnate.server.limits import MAX_JSON_DEPTH
+from pinnate.server.limits import MAX_JSON_DEPTH, MAX_JSON_PARTS, MAX_JSON_VALUES
 from pinnate.server.whole_numbers import with_integers
 
 T = TypeVar("T")
@@ -31,6 +31,8 @@ T = TypeVar("T")
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
 
 _NUMBER = re.compile(r"\[\d+\]")
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+EXACT_BYTES = 4 << 20  # bodies beyond are not looked at closely: a text of that size fits no context
 
 Neutral = Callable[[Any], bool]
 
@@ -149,10 +151,11 @@ def decode_object(body: bytes) -> dict[str, Any]:
     """The JSON object in `body`, without its null members.
 
     Raises:
-        InvalidRequestError: empty, not JSON, too deep, or not an object.
+        InvalidRequestError: empty, not JSON, too deep, of too many parts, or not an object.
     """
     if not body.strip():
         raise InvalidRequestError("the body is empty, a JSON object is needed", code="invalid_json")
+    _check_parts(body)
     try:
         decoded = msgspec.json.decode(body)
     except msgspec.MsgspecError as error:
@@ -170,6 +173,22 @@ def decode_object(body: bytes) -> dict[str, Any]:
 def without_nulls(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The members that are given: null is the same as absent."""
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _check_parts(body: bytes) -> None:
+    """Before anything is built of it: many small parts take many times their bytes, and the event loop for seconds.
+    Counting is quick; strings are looked into only where that makes the difference and the body is not huge."""
+    if body.count(b",") >= MAX_JSON_VALUES:
+        raise InvalidRequestError(f"the body has more than {MAX_JSON_VALUES} values", code="invalid_json")
+    if _num_parts(body) <= MAX_JSON_PARTS:
+        return
+    if len(body) > EXACT_BYTES or _num_parts(_STRING.sub(b"", body)) > MAX_JSON_PARTS:
+        what = f"more than {MAX_JSON_PARTS} arrays, objects and members of objects"
+        raise InvalidRequestError(f"the body has {what}", code="invalid_json")
+
+
+def _num_parts(text: bytes) -> int:
+    return text.count(b"[") + text.count(b"{") + text.count(b":")
 
 
 def _is_deep(value: dict[str, Any]) -> bool:

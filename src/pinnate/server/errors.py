@@ -28,6 +28,7 @@ import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -196,7 +197,7 @@ async def on_pinnate_error(request: Request, error: Exception) -> Response:
     """Every error of our own tree, raised before the first byte of an answer."""
     status, described = describe(error)
     if status >= 500 and status not in (503, 504):
-        _logger.error("%s %s: %s", request.method, request.url.path, error)
+        _logger.error("%s %s: %s", request.method, quote(request.url.path), error)
     _note(request, described)
     return error_response(status, described, headers_of(error), scope=request.scope)
 

@@ -15,6 +15,8 @@ from pinnate.core.errors import ConfigError
 SPOOLED_PATHS = frozenset({"/v1/files"})  # their bodies go to disk as they arrive
 MIN_CONNECTIONS = 16
 OWN_DESCRIPTORS = 128  # open files that are not connections
+MAX_JSON_VALUES = 2_000_000  # of a body: numbers of an array and so on; each may take 60 bytes and more
+MAX_JSON_PARTS = 250_000  # arrays, objects and their members; 32 MiB of `[]` would hold 800 MB, and everybody for 8 s
 MAX_JSON_DEPTH = 128  # of a body; deeper ones are no use to anybody, and code that walks them recurses
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -27,6 +28,10 @@ CLIENT_LEFT = 499  # in logs and metrics: the client was gone before an answer b
 _logger = logging.getLogger("pinnate.server")
 
 Listener = Callable[[RequestRecord], None]
+
+
+class AnswerCutOffError(Exception):
+    """A fault after the beginning of an answer, which is in the log under this request's id."""
 
 
 class Observer:
@@ -51,9 +56,12 @@ class Observer:
         try:
             await self._app(scope, receive, watch)
         except Exception as error:
-            log_fault(_logger, f"{record.method} {record.route or record.path}, request {record.request_id}", error)
+            where = record.route or quote(record.path)
+            log_fault(_logger, f"{quote(record.method)} {where}, request {record.request_id}", error)
             if record.status:
-                raise  # in the middle of an answer: the connection is cut, so that it does not look complete
+                # In the middle of an answer: the connection is cut, so that it does not look complete. The HTTP server
+                # logs what it catches, so it gets nothing that could quote a request.
+                raise AnswerCutOffError(record.request_id) from None
             status, described = describe(error)
             record.error_code = described.code
             await error_response(status, described, scope=scope)(scope, receive, watch)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pinnate.core.errors import ConfigError, InvalidRequestError
-from pinnate.server.body import decode_object
-from pinnate.server.limits import MAX_JSON_DEPTH, ServerLimits, parse_limits
+from pinnate.server.body import _STRING, EXACT_BYTES, _num_parts, decode_object
+from pinnate.server.limits import MAX_JSON_DEPTH, MAX_JSON_PARTS, MAX_JSON_VALUES, ServerLimits, parse_limits
 from tests.unit.server.conftest import Answer, Client, FakeEngine, make_client, spell
 
 
@@ -119,6 +120,51 @@ def test_depth_is_bounded(opening: str, closing: str) -> None:
 def test_wide_is_not_deep(value: object) -> None:
     wide = {"a": [[[1]] for _ in range(MAX_JSON_DEPTH)], "b": value}
     assert decode_object(json.dumps(wide).encode()) == wide
+
+
+@pytest.mark.parametrize(
+    ("part", "limit"),
+    [("[]", MAX_JSON_PARTS), ("{}", MAX_JSON_PARTS), ('"":1', MAX_JSON_PARTS), ("[{}]", MAX_JSON_PARTS // 2),
+     ("1", MAX_JSON_VALUES), ('"ab"', MAX_JSON_VALUES)],
+)  # fmt: skip
+def test_parts_are_bounded_before_they_are_built(part: str, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    opening, closing = '{"a":{' if part.startswith('"":') else '{"a":[', "}}" if part.startswith('"":') else "]}"
+    around = 3  # the object, its member, what is inside
+
+    def body(count: int) -> bytes:
+        return (opening + ",".join([part] * count) + closing).encode()
+
+    assert decode_object(body(limit - around))
+    monkeypatch.setattr(msgspec.json, "decode", lambda _: pytest.fail("it was built"))
+    for count in (limit + 1, 2 * limit):
+        with pytest.raises(InvalidRequestError, match="more than"):
+            decode_object(body(count))
+
+
+def test_a_text_may_have_as_many_brackets_as_it_likes_unless_it_is_huge() -> None:
+    text = '{"[\\"],\\\\' * 120_000  # quotes and backslashes among them
+    assert decode_object(json.dumps({"prompt": text}).encode()) == {"prompt": text}
+    for inner in ("[]" * EXACT_BYTES, '\\",[' * EXACT_BYTES):
+        with pytest.raises(InvalidRequestError, match="more than"):
+            decode_object(json.dumps({"prompt": inner}).encode())
+
+
+JSON = st.recursive(
+    st.none() | st.integers() | st.text('[]{}:,"\\\\n\\u00e9', max_size=12),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text('[{:"', max_size=4), inner, max_size=4),
+    max_leaves=60,
+)
+
+
+@given(st.dictionaries(st.text(max_size=5), JSON, max_size=5), st.booleans())
+def test_parts_are_counted_as_they_are(value: dict[str, object], ascii_only: bool) -> None:
+    def count(part: object) -> int:
+        if isinstance(part, list):
+            return 1 + sum(map(count, part))
+        return 1 + sum(1 + count(inner) for inner in part.values()) if isinstance(part, dict) else 0
+
+    body = json.dumps(value, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
+    assert _num_parts(_STRING.sub(b"", body)) == count(value)
 
 
 def test_limits_are_set_by_name() -> None:

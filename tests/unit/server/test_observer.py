@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import traceback
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from pinnate.core.errors import InvalidRequestError
 from pinnate.core.logs import JsonFormatter
 from pinnate.server.auth import namespace
+from pinnate.server.observer import AnswerCutOffError, Observer
 from pinnate.server.request_ids import MAX_LENGTH, check_request_id
 from tests.unit.server.conftest import Client, FakeEngine, make_client, spell
 
@@ -157,6 +159,28 @@ async def test_a_fault_is_logged_without_its_text(client: Client, caplog: pytest
     assert "RuntimeError" in caplog.text
     assert "test_observer.py" in caplog.text  # where
     assert "user wrote" not in caplog.text
+
+
+async def test_a_fault_in_the_middle_of_an_answer_tells_the_http_server_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """uvicorn logs what it catches, text and all."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:  # noqa: ARG001
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise RuntimeError("what the user wrote")
+
+    async def send(_: Any) -> None:
+        pass
+
+    scope = {"type": "http", "method": "POST", "path": "/a\nb", "headers": []}
+    with pytest.raises(AnswerCutOffError) as cut:
+        await Observer(app, {}, ())(scope, None, send)
+    logged = "".join(traceback.format_exception(cut.value)) + caplog.text
+    assert "user wrote" not in logged.replace('raise RuntimeError("what the user wrote")', "")  # this test's own line
+    assert "RuntimeError" in caplog.text
+    assert "POST /a%0Ab, request " in caplog.text
+    assert str(cut.value) in caplog.text  # the request's id
 
 
 async def test_http_requests_are_counted_by_route(client: Client) -> None:
