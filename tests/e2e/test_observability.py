@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import ssl
 import subprocess
 import urllib.error
@@ -19,6 +20,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pinnate.server.auth import namespace
+from tests.e2e.conftest import MODEL
 from tests.e2e.harness import Server
 from tests.unit.server.test_tracing import Collector
 
@@ -159,6 +161,74 @@ def check_log(text: str, answer: dict[str, Any]) -> None:
     statuses = [line["status"] for line in requests.values() if line["route"] != "/health"]  # polled while it started
     assert sorted(statuses) == [200, 200, 400, 401, 403]  # no line for /metrics
     assert SECRET not in text
+
+
+HELD = "xylophone-4711"  # in every part of a request that is a user's
+
+
+def requests_that_hold_it() -> list[tuple[str, Any]]:
+    message = {"role": "user", "content": HELD}
+    function = {
+        "name": "f",
+        "description": HELD,
+        "parameters": {"type": "object", "properties": {HELD: {"enum": [HELD]}}},
+    }
+    schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object", "required": [HELD]}}}
+    wrong = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": HELD}}}
+    chat: dict[str, Any] = {"messages": [message], "max_tokens": 3}
+    return [
+        ("/v1/completions", {"prompt": HELD, "max_tokens": 3, "stop": [HELD], "bad_words": [HELD], "echo": True}),
+        ("/v1/completions", {"prompt": HELD * 5000, "max_tokens": 3}),
+        ("/v1/completions", {"prompt": HELD, "max_tokens": 3, "stream": True, "unknown": HELD, "user": HELD}),
+        ("/v1/completions", {"prompt": HELD, "temperature": HELD}),
+        ("/v1/completions", {"prompt": HELD, "model": HELD}),
+        ("/v1/completions", {"prompt": HELD, "structured_outputs": {"regex": HELD + "("}}),
+        ("/v1/completions", f'{{"prompt": "{HELD}", '.encode()),
+        (
+            "/v1/chat/completions",
+            chat | {"tools": [{"type": "function", "function": function}], "tool_choice": "required"},
+        ),
+        ("/v1/chat/completions", chat | {"response_format": schema}),
+        ("/v1/chat/completions", chat | {"response_format": wrong}),
+        ("/v1/chat/completions", chat | {"messages": [message | {"role": HELD}]}),
+        ("/v1/chat/completions", chat | {"chat_template_kwargs": {"x": HELD}}),
+        ("/v1/messages", chat | {"model": MODEL, "system": HELD}),
+        ("/v1/responses", {"input": HELD, "max_output_tokens": 3, "instructions": HELD, "metadata": {"a": HELD}}),
+        ("/generate", {"text": HELD, "sampling_params": {"max_new_tokens": 3, "stop": HELD}}),
+        ("/score", {"query": HELD, "items": [HELD], "label_token_ids": [1]}),
+        ("/tokenize", {"prompt": HELD}),
+        (f"/v1/models/{HELD}", None),
+        (f"/v1/completions?key={HELD}", {"prompt": "a", "max_tokens": 1}),
+    ]
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_no_level_tells_what_requests_hold(log_format: str, start: Callable[..., Server]) -> None:
+    """Good ones, refused ones, and those that an engine died under. A path that no route knows is not a secret, nor is
+    a model's name."""
+    server = start(Server, "--log-level", "debug", "--log-format", log_format, "--access-log").wait_until(200)
+    statuses = [status_of(server, path, body) for path, body in requests_that_hold_it()]
+    assert {200, 400, 404} <= set(statuses) <= {200, 400, 404}
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.sendall(f"{HELD} /{HELD} HTTP/9\r\n\r\n".encode())
+        assert b"400" in client.recv(4096)
+    os.kill(json.loads(ask(server, "/server_info"))["engine"]["pid"], signal.SIGKILL)
+    server.wait_until(503)
+    server.signal()
+    assert server.exit_code() == 0
+    told = [line for line in server.text().splitlines() if HELD in line]
+    assert [line for line in told if f"/v1/models/{HELD}" not in line] == []
+
+
+def status_of(server: Server, path: str, body: Any) -> int:
+    data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+    request = urllib.request.Request(server.url + path, data, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            answer.read()
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
 
 
 @pytest.mark.parametrize(("level", "env"), [("info", "error"), ("warning", "debug"), (None, "warning")])

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 import aiohttp
@@ -194,3 +195,20 @@ def test_sigterm_when_idle_or_starting(start: Start) -> None:
         assert server.exit_code(5) == 0
         assert not any(alive(pid) for pid in children)
         assert "Traceback" not in server.text()
+
+
+def test_connections_without_a_request_do_not_hold_up_the_end(start: Start) -> None:
+    """Idle ones, one between two requests, half a head, half a body."""
+    server = start("--executor", "simulated").wait_until(200)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    sent = [b"", b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n", head, head + b'Content-Length: 100\r\n\r\n{"prompt": ']
+    with ExitStack() as stack:
+        clients = [stack.enter_context(socket.create_connection(("127.0.0.1", server.port))) for _ in sent]
+        for client, data in zip(clients, sent, strict=True):
+            client.sendall(data)
+        assert clients[1].recv(4096).startswith(b"HTTP/1.1 200")
+        server.signal()
+        assert server.exit_code(8) == 0
+        assert b"shutting_down" in clients[3].recv(4096)
+        assert clients[2].recv(4096) == b""
+    assert "Traceback" not in server.text()

@@ -162,6 +162,11 @@ class Connection(HttpToolsProtocol):
 
     # ------------------------------------------------------------------ refusals
 
+    def refuse_unread(self) -> None:
+        """The server ends: a request whose body is still on its way is not waited for."""
+        if self._is_answering() and self.cycle.more_body:
+            self._refuse(503, "the server is shutting down", "shutting_down")
+
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 

@@ -230,6 +230,8 @@ def _adopt_template(state: ServerState, engine: AsyncEngine, source: str | None)
 
 async def _end(server: uvicorn.Server, serving: asyncio.Task[None], starting: asyncio.Task[AsyncEngine]) -> None:
     """Ends HTTP, then the engine, whatever state they are in. Leaves no process, socket or file."""
+    for connection in list(server.server_state.connections):
+        connection.refuse_unread()  # type: ignore[union-attr]  # they are of connection_factory's making
     server.should_exit = True
     starting.cancel()
     await asyncio.wait((serving, starting))

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pinnate.core.logs import log_fault
 from pinnate.server.auth import caller_of
+from pinnate.server.body import Disconnected
 from pinnate.server.errors import describe, error_response, speaks_anthropic
 from pinnate.server.request_ids import ANTHROPIC_HEADER, HEADER
 from pinnate.server.request_record import RequestRecord
@@ -55,6 +56,8 @@ class Observer:
 
         try:
             await self._app(scope, receive, watch)
+        except Disconnected:
+            pass  # in the middle of its body: there is nobody to answer
         except Exception as error:
             where = record.route or quote(record.path)
             log_fault(_logger, f"{quote(record.method)} {where}, request {record.request_id}", error)

@@ -183,6 +183,27 @@ async def test_a_fault_in_the_middle_of_an_answer_tells_the_http_server_nothing(
     assert str(cut.value) in caplog.text  # the request's id
 
 
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/completions", "/pin_prefix", "/v1/responses"])
+async def test_a_client_that_leaves_in_its_body_is_no_fault(
+    path: str, engine: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = make_client(engine)
+    messages = iter([{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}])
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return next(messages)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"",
+             "headers": [], "root_path": "", "scheme": "http", "client": None, "server": None}  # fmt: skip
+    await client.app(scope, receive, send)
+    assert (sent, caplog.text) == ([], "")
+    assert client.state.metrics.http_requests == {(path, "POST", "499"): 1}
+
+
 async def test_http_requests_are_counted_by_route(client: Client) -> None:
     for path in ("/v1/models/Tiny", "/v1/models/none", "/a", "/b"):
         await client.call("GET", path)
