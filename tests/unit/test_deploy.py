@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[2]
 NAME = re.compile(r"(?:pinnate|process)[:_]\w+")
 
 
-def exported() -> set[str]:
-    """Names of all series after a request and a refusal."""
+def exported() -> dict[str, set[str]]:
+    """Names of all series after a request and a refusal, and the labels of each."""
 
     async def live() -> str:
         client = make_client(FakeEngine())
@@ -25,7 +25,8 @@ def exported() -> set[str]:
         await client.complete(temperature=-1)
         return (await client.call("GET", "/metrics")).body.decode()
 
-    return {s.name for family in text_string_to_metric_families(asyncio.run(live())) for s in family.samples}
+    families = text_string_to_metric_families(asyncio.run(live()))
+    return {s.name: set(s.labels) for family in families for s in family.samples}
 
 
 def dashboard() -> dict[str, Any]:
@@ -41,7 +42,12 @@ def test_every_metric_of_the_dashboard_is_exported() -> None:
         for target in panel["targets"]:
             asked = NAME.findall(target["expr"])
             assert asked, panel["title"]
-            assert set(asked) <= names, panel["title"]
+            assert set(asked) <= set(names), panel["title"]
+            shown = {"instance", "job"}.union(*(names[name] for name in asked))  # the first two are Prometheus's own
+            for by in re.findall(r"by ?\(([^)]*)\)", target["expr"]):
+                assert {label.strip() for label in by.split(",")} <= shown, panel["title"]
+            for selector in re.findall(r"\{([^}]*)\}", target["expr"]):
+                assert set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", selector)) <= shown, panel["title"]
 
 
 def test_the_dashboard_is_consistent() -> None:
@@ -63,6 +69,6 @@ def test_docs_name_what_is_exported() -> None:
     text = (ROOT / "docs/observability.md").read_text().split("--metrics-compat")[0]
     asked = {name for name in re.findall(r"`(\w+?)(?:\{[\w,]+\})?`", text) if not name.startswith("_")}
     names = {name.removeprefix("pinnate:") for name in exported()}
-    families = {re.sub(r"_(bucket|sum|count)$", "", name) for name in names} | names
+    families = {re.sub(r"_(bucket|sum|count)$", "", name) for name in names} | set(names)
     assert asked - families <= {"other"}
     assert len(asked) > 25

@@ -119,7 +119,7 @@ def run(startup: Startup) -> int:
         return 1
     info["pid"] = os.getpid()
     info["startup"]["total in the engine process"] = perf_counter() - began
-    log.info("ready after %.2f s: %s", perf_counter() - began, startup.config.model)
+    log.debug("ready after %.2f s: %s", perf_counter() - began, startup.config.model)
     channel.send(EngineReady(info))
     while True:
         core.step()
