@@ -88,14 +88,9 @@ def generate(rng: random.Random) -> Body:
     return "/generate", {"input_ids": [ids(rng) for _ in range(2)], "sampling_params": sampling, "max_tokens": None}
 
 
-def score(rng: random.Random) -> Body:
-    absent = {"max_tokens": None, "stream": None}
-    return "/v1/score", {"query": ids(rng), "items": [ids(rng) for _ in range(4)], "label_token_ids": [1, 2], **absent}
-
-
 Kinds = tuple[Callable[[random.Random], Body], ...]
 KINDS: Kinds = (
-    plain, chat, choices, prompts, beams, best_of, schema, messages, responses, generate, score,
+    plain, chat, choices, prompts, beams, best_of, schema, messages, responses, generate,
 )  # fmt: skip
 
 
