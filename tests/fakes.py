@@ -93,6 +93,10 @@ class FakeExecutor:
         return StepResult(tokens, logprobs, scores)
 
     @property
+    def kv_committed_bytes(self) -> int:
+        return 0
+
+    @property
     def page_bytes(self) -> int:
         return 8 * self.page_size
 

@@ -270,6 +270,7 @@ NB_MODULE(_native, m) {
       .def_prop_ro("threads", &Program::threads)
       .def_prop_ro("weight_bytes", &Program::weight_bytes)
       .def_prop_ro("kv_bytes", &Program::kv_bytes)
+      .def_prop_ro("kv_committed_bytes", &Program::kv_committed_bytes)
       .def_prop_ro("arena_bytes", &Program::arena_bytes);
   bind_instructions(program);
 }

@@ -13,8 +13,9 @@
 namespace pinnate {
 namespace {
 
-// Bytes of KV memory kept ready beyond what is used, and bytes committed at once (a huge page).
-constexpr int64_t kCommitAhead = int64_t{512} << 20, kCommitPart = int64_t{2} << 20;
+// Bytes of KV memory that are committed first, that are kept ready beyond what is used, and that are committed at once (a
+// huge page).
+constexpr int64_t kCommitFirst = int64_t{512} << 20, kCommitReserve = int64_t{128} << 20, kCommitPart = int64_t{2} << 20;
 
 void require(bool ok, const char* what) {
   if (!ok) throw std::invalid_argument(std::string("program: ") + what);
@@ -51,7 +52,7 @@ LazyMemory::~LazyMemory() {
 }
 
 Program::Program(const std::string& isa, int threads, ProgramSpec spec)
-    : kernels_(select_kernels(isa.c_str())), pool_(threads), spec_(std::move(spec)) {
+    : kernels_(select_kernels(isa.c_str())), pool_(threads), spec_(std::move(spec)), commits_ahead_(threads > 1) {
   require(spec_.page_size >= 16 && spec_.page_size % 16 == 0, "page_size must be a multiple of 16");
   require(spec_.num_pages >= 1 && spec_.max_tokens >= 1 && spec_.block_rows >= 1, "sizes must be at least 1");
   require((int64_t{spec_.num_pages} + 1) * spec_.page_size <= std::numeric_limits<int32_t>::max(),
@@ -82,19 +83,29 @@ void Program::check_places() {
 
 Program::~Program() { pool_.when_idle({}); }
 
+// Pages of each pool that shall be ready, page 0 included: doubled whenever use comes near it. Memory thus grows in a few
+// steps, and between them not at all.
+int64_t Program::wanted_pages() const {
+  const int64_t end = spec_.num_pages + 1, bytes = std::max<int64_t>(page_bytes(), 1);
+  const int64_t ready = used_pages_.load(std::memory_order_relaxed) + 1 + kCommitReserve / bytes;
+  int64_t wanted = std::max<int64_t>(kCommitFirst / bytes, 1);
+  while (wanted < ready && wanted < end) wanted *= 2;
+  return std::min(wanted, end);
+}
+
 // One piece of idle time. The first touch of memory can cost more than all arithmetic on the tokens that go there, above all
 // in a virtual machine, so pages are committed before they are used; fresh pages come in ascending order (PagePool).
 bool Program::commit_ahead() {
-  const int64_t used = used_pages_.load(std::memory_order_relaxed), end = spec_.num_pages + 1;
-  const int64_t wanted = std::min<int64_t>(end, used + kCommitAhead / std::max<int64_t>(page_bytes(), 1));
-  if (commit_layer_ == 0) committed_pages_ = std::max(committed_pages_, used);
+  const int64_t end = spec_.num_pages + 1, wanted = wanted_pages();
+  if (commit_layer_ == 0) committed_pages_ = std::max(committed_pages_, used_pages_.load(std::memory_order_relaxed));
   if (kv_.empty() || committed_pages_ >= wanted) return false;
   KVPool& pool = kv_[commit_layer_];
   const int64_t part = std::max<int64_t>(1, kCommitPart / static_cast<int64_t>(kv_.front().page_bytes));
   const int64_t count = std::min(part, end - committed_pages_);
   if (!pool.memory.commit(static_cast<size_t>(committed_pages_) * pool.page_bytes,
                           static_cast<size_t>(count) * pool.page_bytes)) {
-    committed_pages_ = end;  // the system does not offer it
+    committed_pages_ = end;
+    commits_ahead_ = false;  // the system does not offer it
     return false;
   }
   if (++commit_layer_ == kv_.size()) commit_layer_ = 0, committed_pages_ += count;
@@ -129,6 +140,10 @@ int64_t Program::kv_bytes() const {
   int64_t bytes = 0;
   for (const auto& pool : kv_) bytes += static_cast<int64_t>(pool.memory.bytes());
   return bytes;
+}
+
+int64_t Program::kv_committed_bytes() const {
+  return (commits_ahead_ ? wanted_pages() : used_pages_.load(std::memory_order_relaxed) + 1) * page_bytes();
 }
 
 int64_t Program::page_bytes() const {

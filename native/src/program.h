@@ -91,6 +91,8 @@ class Program {
   int threads() const { return pool_.threads(); }
   int64_t weight_bytes() const;
   int64_t kv_bytes() const;
+  // Of kv_bytes, what the system has given or will give in idle time; grows with use. Any thread may ask.
+  int64_t kv_committed_bytes() const;
   int64_t vocab() const { return limits_.vocab_out; }
   int64_t arena_bytes() const { return static_cast<int64_t>(arena_.bytes()); }
 
@@ -125,6 +127,7 @@ class Program {
   void rows_in_parallel(int64_t rows, int64_t cols, F&& f);
 
   void check_pages(std::span<const int32_t> pages) const;
+  int64_t wanted_pages() const;
   bool commit_ahead();
   void copy_pages(const Step& step);
   void execute(const Block& block, size_t begin, size_t end);
@@ -161,6 +164,7 @@ class Program {
   std::atomic<int64_t> used_pages_{0};  // the highest page that a step has written
   int64_t committed_pages_ = 0;  // of the idle thread: all pools are committed up to here ...
   size_t commit_layer_ = 0;      // ... and the pools before this one a part further
+  std::atomic<bool> commits_ahead_;  // whether idle time does so at all
   std::vector<LazyMemory> sample_scratch_;      // one for each thread
   std::vector<AlignedBuffer> attention_scratch_;
   AlignedBuffer attention_shared_;

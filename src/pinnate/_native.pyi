@@ -111,4 +111,7 @@ class Program:
     @property
     def kv_bytes(self) -> int: ...
     @property
+    def kv_committed_bytes(self) -> int:
+        """Of kv_bytes, what the system has given or will give in idle time. Grows in steps."""
+    @property
     def arena_bytes(self) -> int: ...

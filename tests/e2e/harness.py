@@ -72,6 +72,11 @@ class Server:
         found = Path(f"/proc/{self.process.pid}/task").glob("*/children")
         return [int(pid) for path in found for pid in path.read_text().split()]
 
+    def resident_bytes(self) -> int:
+        """Of its processes together."""
+        lines = [Path(f"/proc/{pid}/statm").read_text() for pid in (self.process.pid, *self.children())]
+        return sum(int(line.split()[1]) for line in lines) * os.sysconf("SC_PAGE_SIZE")
+
     def signal(self, number: signal.Signals = signal.SIGTERM) -> None:
         self.process.send_signal(number)
 

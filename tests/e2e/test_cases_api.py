@@ -95,6 +95,21 @@ async def test_case_8_lengths(api: Api) -> None:
         assert number in answer.error["message"]
 
 
+BAD_PROMPTS: list[Any] = [
+    "", [""], [], [[]], [49152], [999999], [-1], [1.5], [True], [[19556], [-1]], [19556, "x"], [2**40], None,
+]  # fmt: skip
+
+
+async def test_case_10_empty_prompts_and_bad_ids_stop_nothing(api: Api) -> None:
+    """The tokenizer gives no BOS, so that an empty text has no token to start from."""
+    for prompt in BAD_PROMPTS:
+        answer = await api.complete(prompt, max_tokens=2)
+        assert (answer.status, answer.error["param"]) == (400, "prompt"), prompt
+    assert (await api.chat([])).error["param"] == "messages"
+    assert (await api.complete(P1)).text == P1_NEXT[:8]
+    assert api.server.health() == 200
+
+
 @pytest.mark.parametrize("temperature", [1e-4, 1e-6, 1e-30])
 async def test_case_11_tiny_temperatures_are_greedy(api: Api, temperature: float) -> None:
     assert (await api.complete(P1, temperature=temperature)).text == P1_NEXT[:8]
@@ -113,11 +128,72 @@ async def test_case_12_mixed_rows_do_not_disturb_each_other(api: Api) -> None:
     assert [answer.text for answer in together] == alone
 
 
+HUGE: list[tuple[str, dict[str, Any]]] = [
+    *(("n", {"n": n}) for n in (0, -1, 129, 5_000_000)),
+    *(("logprobs", {"logprobs": n}) for n in (-1, 49153, 10**9)),
+    ("best_of", {"n": 3, "best_of": 2}),
+]
+
+
+async def test_case_14_huge_costs_are_refused_before_they_are_paid(api: Api) -> None:
+    before = api.server.resident_bytes(), (await api.metrics())["kv_committed_bytes"]
+    for field, fields in HUGE:
+        answer, neighbour = await asyncio.gather(api.complete(P1, temperature=1, **fields), api.complete(P1))
+        assert (answer.status, answer.error["param"]) == (400, field), fields
+        assert neighbour.text == P1_NEXT[:8]
+    for top in (-1, 21, 49153, 10**9):
+        answer = await api.chat("hi", logprobs=True, top_logprobs=top)
+        assert (answer.status, answer.error["param"]) == (400, "top_logprobs"), top
+    assert (await api.chat("hi", top_logprobs=3)).status == 400
+    after = api.server.resident_bytes(), (await api.metrics())["kv_committed_bytes"]
+    assert after[0] - before[0] - (after[1] - before[1]) < 50 << 20
+    most = await api.complete(P4, n=32, temperature=1, max_tokens=2)
+    assert [choice["index"] for choice in most.json["choices"]] == list(range(32))
+    scored = (await api.chat("hi", logprobs=True, max_tokens=2)).choice()["logprobs"]["content"]
+    assert [entry["top_logprobs"] for entry in scored] == [[], []]
+
+
 async def test_case_16_max_completion_tokens(api: Api) -> None:
     for fields in ({"max_tokens": None, "max_completion_tokens": 3}, {"max_tokens": 3, "max_completion_tokens": 3}):
         answer = await api.chat("hi", **fields)
         assert answer.json["usage"]["completion_tokens"] == 3
         assert answer.choice()["finish_reason"] == "length"
+
+
+def chat_of(message: str) -> bytes:
+    return b'{"max_tokens": 2, "messages": ' + message.encode() + b"}"
+
+
+MALFORMED = [
+    b"not json", b"", b"[]", b"{}", b"null", b"5", chat_of("[]")[:-9], chat_of('{"role": "user", "content": "hi"}'),
+    chat_of('[{"content": "hi"}]'), chat_of('[{"role": "wizard", "content": "hi"}]'), chat_of('["hi"]'),
+    chat_of('[{"role": "user", "content": ' + "[" * 10_000 + "]" * 10_000 + "}]"),
+]  # fmt: skip
+
+
+async def test_case_17_malformed_bodies_get_the_error_object(api: Api) -> None:
+    for body in MALFORMED:
+        answer = await api.request("POST", "/v1/chat/completions", body)
+        assert answer.status == 400, body[:60]
+        assert answer.error["message"]
+    good = chat_of('[{"role": "user", "content": "hi"}]')
+    assert (await api.request("POST", "/v1/chat/completions", good)).status == 200  # no model: the one that is served
+    assert (await api.request("POST", "/v1/chat/completions", good, Content_Type="text/plain")).status == 415
+    twice = good[:-1] + b', "max_tokens": 3}'
+    answer = await api.request("POST", "/v1/chat/completions", twice)
+    assert answer.json["usage"]["completion_tokens"] == 3  # of duplicate keys the last counts
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"])
+async def test_case_17_unknown_models_and_other_methods(api: Api, path: str) -> None:
+    asked = {"prompt": P1, "messages": [{"role": "user", "content": "hi"}], "input": "hi", "max_tokens": 2}
+    known = {"/v1/completions": ("prompt",), "/v1/responses": ("input",)}.get(path, ("messages", "max_tokens"))
+    answer = await api.post(path, {"model": "no-such-model", **{key: asked[key] for key in known}})
+    assert answer.status == 404
+    assert "no-such-model" in answer.json["error"]["message"]
+    for method in ("GET", "PUT", "DELETE"):
+        assert (await api.request(method, path, b"{}")).status == 405
+    assert (await api.get("/v1/models/no-such-model")).error["code"] == "model_not_found"
 
 
 async def test_case_18_parts_and_prefill(api: Api) -> None:

@@ -141,6 +141,36 @@ async def test_case_35_preempted_and_resumed(starting: Starter) -> None:
         assert values["kv_pages_free"] + values["kv_pages_cached"] == values["kv_pages"] == 10
 
 
+async def test_case_30_no_page_in_use_is_evicted(starting: Starter) -> None:
+    """A pool for about three running requests, prompts that share prefixes, some sent twice at once, some dropped."""
+    rng = random.Random(30)
+    prompts = [counting_ids(rng.randrange(20, 200)) for _ in range(6)]
+    prompts += [
+        counting_ids(16 * shared) + ids_of(counting(first + 14, first)) for shared, first in enumerate(TENS[:6])
+    ]
+    async with starting("--num-pages", "32", "--max-model-len", "384", "--max-num-seqs", "4") as api:
+        total = (await api.metrics())["kv_pages_free"]
+        lone = [(await api.complete(prompt, max_tokens=12)).text for prompt in prompts]
+        one_of_four = asyncio.Semaphore(4)
+
+        async def run(number: int) -> None:
+            which = rng.randrange(len(prompts))
+            async with one_of_four:
+                if number % 10 == 9:
+                    await api.drop(api.completion_body(prompts[which], max_tokens=12, stream=True), 0.1 * rng.random())
+                    return
+                twice = (api.complete(prompts[which], max_tokens=12) for _ in range(2 if number % 5 == 0 else 1))
+                assert {answer.text for answer in await asyncio.gather(*twice)} == {lone[which]}
+
+        await asyncio.gather(*(run(number) for number in range(36)))
+        values = await api.until_idle()
+        assert values["kv_pages_free"] + values["kv_pages_cached"] == total == 32
+        assert values["evicted_pages_total"] > 0
+        assert (await api.post("/debug/check_integrity", {})).status == 200
+        assert (await api.post("/flush_cache", {})).status == 200
+        assert (await api.metrics())["kv_pages_free"] == total
+
+
 async def test_case_37_what_can_never_fit_is_refused(starting: Starter) -> None:
     async with starting("--num-pages", "16", "--max-model-len", "1024", "--max-num-seqs", "4") as api:
         for length, fields in ((310, {"max_tokens": 4}), (257, {"max_tokens": 1}), (250, {"max_tokens": 200})):

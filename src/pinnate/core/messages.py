@@ -87,6 +87,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_pages: int = 0  # usable pages of the pool
     num_free_pages: int = 0
     num_cached_pages: int = 0  # held by the prefix tree alone, evictable
+    kv_committed_bytes: int = 0  # of the pool's memory, what the system has given or will give in idle time
     prompt_tokens: int = 0
     generation_tokens: int = 0
     prefix_cache_queries: int = 0  # prompt tokens looked up

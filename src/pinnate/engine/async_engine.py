@@ -18,7 +18,7 @@ from typing import Any, Literal
 import msgspec
 
 from pinnate.core.config import EngineConfig
-from pinnate.core.errors import REFUSALS, EngineDeadError, EngineError, PinnateError
+from pinnate.core.errors import REFUSALS, EngineDeadError, EngineError, ModelError, PinnateError
 from pinnate.core.messages import Abort, Command, EngineStats, Reply, StepOutputs
 from pinnate.core.request import is_background
 from pinnate.core.sampling import SamplingParams
@@ -43,7 +43,19 @@ State = Literal["ready", "dead", "restarting", "closed"]
 THREAD_CHARACTERS = 2000  # longer texts are tokenised in a thread, so that the loop never stalls
 FIRST_RESTART_SECONDS = 0.25
 LAST_RESTART_SECONDS = 30.0
+MODEL_FAULT_SECONDS = 5.0  # the engine has to say what is wrong with a model whose text side is at fault
 HEALTHY_SECONDS = 60.0  # after a life this long the back-off begins anew
+
+
+async def _both(loading: asyncio.Task[ModelText], starting: asyncio.Task[dict[str, Any]]) -> tuple[ModelText, Any]:
+    """Where both fail the engine's error counts: that a model of an unknown kind lacks a tokenizer is no news."""
+    try:
+        text, info = await asyncio.gather(loading, starting)
+        return text, info
+    except ModelError:
+        for task in (await asyncio.wait([starting], timeout=MODEL_FAULT_SECONDS))[0]:
+            task.result()
+        raise
 
 
 class AsyncEngine:
@@ -96,7 +108,7 @@ class AsyncEngine:
         loading = asyncio.create_task(asyncio.to_thread(load_model_text, config.model))
         starting = asyncio.create_task(client.ready())
         try:
-            text, info = await asyncio.gather(loading, starting)
+            text, info = await _both(loading, starting)
         except BaseException:
             starting.cancel()
             await asyncio.gather(loading, starting, client.close(), return_exceptions=True)
@@ -254,7 +266,8 @@ class AsyncEngine:
         self._info = info
         eos = dict.fromkeys((*self.tokenizer.eos_token_ids, *info["eos_token_ids"]))
         self._admission = Admission(Limits.from_info(info), tuple(eos), self._rng)
-        self._take_stats(EngineStats(num_pages=info["num_pages"], num_free_pages=info["num_pages"]))
+        pages, committed = info["num_pages"], info.get("kv_committed_bytes", 0)
+        self._take_stats(EngineStats(num_pages=pages, num_free_pages=pages, kv_committed_bytes=committed))
         self._state = "ready"
 
     def _take_stats(self, stats: EngineStats) -> None:

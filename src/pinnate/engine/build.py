@@ -232,6 +232,7 @@ def _info(config: EngineConfig, model: LoadedModel, plan: Plan, executor: Execut
         "pinnable_pages": plan.pinnable_pages,
         "page_needs": msgspec.to_builtins(plan.needs),
         "kv_tokens": plan.needs.fitting_tokens(plan.num_pages.value),
+        "kv_committed_bytes": executor.kv_committed_bytes,
         "kv_bytes": plan.num_pages.value * plan.page_bytes,
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": config.max_num_batched_tokens,

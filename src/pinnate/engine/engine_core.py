@@ -172,6 +172,7 @@ class EngineCore:
         return msgspec.structs.replace(
             stats,
             num_waiting=stats.num_waiting + len(self._grammars),
+            kv_committed_bytes=self._executor.kv_committed_bytes,
             execute_seconds=self._clock.execute_seconds,
             step_seconds=self._clock.step_seconds,
             step_tokens=self._step_tokens,

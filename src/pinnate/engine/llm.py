@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from pinnate.core.batch import TokenLogprobs
 from pinnate.core.config import EngineConfig
-from pinnate.core.errors import EngineError, InvalidRequestError, UnsupportedError
+from pinnate.core.errors import EngineError, InvalidRequestError, ModelError, UnsupportedError
 from pinnate.core.messages import Abort, EngineStats, StepOutputs, TokenOutput
 from pinnate.core.request import FinishReason, Request
 from pinnate.core.sampling import SamplingParams
@@ -79,8 +79,12 @@ class LLM:
     def __init__(self, model: str | Path | None = None, **config: Any) -> None:
         path = resolve_model(None if model is None else str(model))
         self.config = EngineConfig(model=str(path), **config)
-        self._text = load_model_text(path)
-        self._client = InprocClient(self.config)
+        self._client = InprocClient(self.config)  # first: what is wrong with the model itself counts most
+        try:
+            self._text = load_model_text(path)
+        except ModelError:
+            self._client.close()
+            raise
         self.info: dict[str, Any] = self._client.info
         eos = dict.fromkeys((*self.tokenizer.eos_token_ids, *self.info["eos_token_ids"]))
         self._admission = Admission(Limits.from_info(self.info), tuple(eos), random.Random(self.config.seed or 0))

@@ -61,6 +61,11 @@ class Executor(Protocol):
         """Of one page with all its layers, as read_pages gives it."""
         ...
 
+    @property
+    def kv_committed_bytes(self) -> int:
+        """Of the KV memory, what the system has given or will give in idle time. Never shrinks."""
+        ...
+
     def read_pages(self, pages: array[int], out: bytearray | memoryview) -> None:
         """Copies pages to `out` (page_bytes each). Any thread may call it beside `execute`: a page that the step
         writes comes out torn, for the caller to discard."""

@@ -78,6 +78,10 @@ class ReferenceExecutor:
         return self._forward(build_forward_batch(output, self._spec.page_size))
 
     @property
+    def kv_committed_bytes(self) -> int:
+        return sum(pages.nbytes for pages in (*self._keys, *self._values))
+
+    @property
     def page_bytes(self) -> int:
         return sum(pages[0].nbytes for pages in (*self._keys, *self._values))
 

@@ -52,6 +52,10 @@ class SimulatedExecutor:
         return StepResult(tokens, logprobs, scores)
 
     @property
+    def kv_committed_bytes(self) -> int:
+        return 0
+
+    @property
     def page_bytes(self) -> int:
         return 0
 

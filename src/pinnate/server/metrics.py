@@ -178,6 +178,10 @@ class Metrics:
             "kv_pages": (stats.num_pages, "KV pages of the pool."),
             "kv_pages_free": (stats.num_free_pages, "KV pages that hold nothing."),
             "kv_pages_cached": (stats.num_cached_pages, "KV pages held by the prefix cache alone, evictable."),
+            "kv_committed_bytes": (
+                stats.kv_committed_bytes,
+                "Of the pool's memory, what the system has given or will give in idle time. Grows in a few steps.",
+            ),
             "kv_tier_pages": (stats.tier_pages, "KV pages of this model in the tier below the pool (--kv-disk)."),
             "kv_tier_bytes": (stats.tier_bytes, "What the tier takes, other models' pages included."),
             "new_token_ratio": (stats.new_token_ratio, "Share of a request's output that admission reserves."),

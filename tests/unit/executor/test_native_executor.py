@@ -234,19 +234,45 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_idle_time_commits_a_bounded_part_of_the_pool():
+def wait_for_resident(least: int) -> None:
+    deadline = time.monotonic() + 30
+    while resident_bytes() < least:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(0.3)
+
+
+def test_memory_grows_in_steps_and_not_at_all_between(caplog):
+    """512 MiB first; the double once less than 128 MiB of it are fresh. What is used in between makes no difference."""
     spec = dataclasses.replace(SPEC, num_pages=2_000_000)
     before = resident_bytes()
     executor = NativeExecutor(llama_graph(), spec, dtype="bfloat16", threads=2)
     assert executor.describe()["kv_bytes"] > 1 << 30
-    deadline = time.monotonic() + 30
-    while resident_bytes() - before < 480 << 20:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    time.sleep(0.3)
-    assert resident_bytes() - before < 560 << 20
+    page, first = executor.page_bytes, 512 << 20
+    wait_for_resident(before + first - (32 << 20))
+    settled = resident_bytes()
+    assert settled - before < first + (48 << 20)
+    for pages in ((1,), (40_000,), ((first - (130 << 20)) // page,)):
+        executor.execute(step(sequence(0, TOKENS[:16], pages)))
+    time.sleep(0.1)
+    assert 0 <= executor.kv_committed_bytes - first + page < 2 * page
+    assert resident_bytes() - settled < 8 << 20
+    assert not caplog.records
+    with caplog.at_level("INFO"):
+        executor.execute(step(sequence(0, TOKENS[:16], ((first - (120 << 20)) // page,))))
+    assert 0 <= executor.kv_committed_bytes - 2 * first + 2 * page < 3 * page
+    assert "grows from 512.0 MiB to 1024.0 MiB" in caplog.text
+    wait_for_resident(settled + first // 4)
     executor.close()
+    assert executor.kv_committed_bytes == 0
     assert resident_bytes() - before < 100 << 20
+
+
+def test_without_a_second_thread_memory_is_what_was_used():
+    executor = build(threads=1)
+    assert executor.kv_committed_bytes == executor.page_bytes
+    executor.execute(step(sequence(0, TOKENS[:16], (7,))))
+    assert executor.kv_committed_bytes == 8 * executor.page_bytes
 
 
 def test_idle_time_leaves_keys_and_values_as_they_are():

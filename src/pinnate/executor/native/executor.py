@@ -5,13 +5,14 @@ Knows: how a graph becomes a Program, and how a step's arrays go in and out. Mus
 
 from __future__ import annotations
 
+import logging
 from array import array
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pinnate import _native
-from pinnate.core.autoconfig import choose_quantization
+from pinnate.core.autoconfig import choose_quantization, size_text
 from pinnate.core.batch import SchedulerOutput, StepResult
 from pinnate.core.config import QUANTIZATIONS
 from pinnate.core.errors import ConfigError
@@ -24,6 +25,8 @@ from pinnate.executor.native.formats import weight_groups
 from pinnate.executor.native.lowering import lower
 from pinnate.executor.native.plan import plan_arena
 from pinnate.graph import Graph
+
+log = logging.getLogger(__name__)
 
 LOGITS_BLOCK = 64  # logits rows computed and sampled at once: bounds their memory when a whole prompt is scored
 ACT_BYTES = {"bfloat16": 2, "float32": 4}
@@ -89,6 +92,7 @@ class NativeExecutor:
             raise ConfigError(str(error)) from None
         assemble(lowered, plan, program, spec.max_model_len)
         self._program: _native.Program | None = program
+        self._committed = program.kv_committed_bytes
         self._spec = spec
         self._dtype = dtype
         self._quantization = quantization
@@ -105,7 +109,9 @@ class NativeExecutor:
     def execute(self, output: SchedulerOutput) -> StepResult:
         """Runs the step. ValueError or IndexError: ids or sizes out of range; then nothing has run."""
         batch = build_forward_batch(output, self._spec.page_size)
-        return step_result(output, batch, self._run(batch, None))
+        result = step_result(output, batch, self._run(batch, None))
+        self._report_growth()
+        return result
 
     def logits(self, output: SchedulerOutput) -> NDArray[np.float32]:
         """Raw logits [R, vocab] of the step (KV writes included): a row for each sequence that samples and each scored
@@ -114,6 +120,14 @@ class NativeExecutor:
         out = np.empty((len(batch.logit_rows), self._vocab_size), np.float32)
         self._run(batch, out)
         return out
+
+    def _report_growth(self) -> None:
+        program = self._open()
+        committed = program.kv_committed_bytes
+        if program.threads > 1 and committed != self._committed:
+            sizes = (size_text(self._committed), size_text(committed), size_text(program.kv_bytes))
+            log.info("KV memory grows from %s to %s, of a pool of %s: more of it is in use or cached", *sizes)
+            self._committed = committed
 
     def _open(self) -> _native.Program:
         if self._program is None:
@@ -165,6 +179,10 @@ class NativeExecutor:
     @property
     def page_bytes(self) -> int:
         return self._open().page_bytes
+
+    @property
+    def kv_committed_bytes(self) -> int:
+        return 0 if self._program is None else self._program.kv_committed_bytes
 
     def read_pages(self, pages: array[int], out: bytearray | memoryview) -> None:
         self._open().read_pages(pages, out)
