@@ -66,6 +66,7 @@ class FakeExecutor:
         self.fail_when = fail_when
         self.batches: list[SchedulerOutput] = []
         self.closed = False
+        self.kv_committed_bytes = 0
         self._slots: dict[tuple[int, int], int] = {}
 
     def execute(self, output: SchedulerOutput) -> StepResult:
@@ -91,10 +92,6 @@ class FakeExecutor:
             if sequence.score is not None:
                 scores[sequence.seq_id] = [_logprobs(token) for token in sequence.score]
         return StepResult(tokens, logprobs, scores)
-
-    @property
-    def kv_committed_bytes(self) -> int:
-        return 0
 
     @property
     def page_bytes(self) -> int:

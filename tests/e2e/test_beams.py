@@ -84,11 +84,11 @@ async def test_logprobs_are_those_that_scoring_the_text_gives(api: Api) -> None:
         assert scored[len(choice["prompt_token_ids"]) :] == choice["logprobs"]["token_logprobs"]
 
 
-async def test_width_one_is_greedy(api: Api) -> None:
+async def test_case_61_width_one_is_greedy(api: Api) -> None:
     assert (await api.complete(P1, max_tokens=12, n=1, use_beam_search=True)).text == P1_NEXT[:12]
 
 
-async def test_a_stop_string_ends_a_beam_within_the_search(api: Api) -> None:
+async def test_case_61_a_stop_string_ends_a_beam_within_the_search(api: Api) -> None:
     """The others go on: the results differ, and each one's score is that of its own tokens."""
     answer = await api.complete(P1, n=4, max_tokens=12, stop=", 1", logprobs=0, **BEAMS)
     choices = answer.json["choices"]
@@ -101,7 +101,7 @@ async def test_a_stop_string_ends_a_beam_within_the_search(api: Api) -> None:
     assert included.texts[0] == " 8, 9, 1"
 
 
-async def test_the_end_of_a_turn_ends_a_beam(api: Api) -> None:
+async def test_case_61_the_end_of_a_turn_ends_a_beam(api: Api) -> None:
     answer = await api.complete(P1, n=3, max_tokens=6, logit_bias={EOS: 100}, logprobs=0, **BEAMS)
     choices = answer.json["choices"]
     assert (choices[0]["text"], choices[0]["finish_reason"]) == ("", "stop")
@@ -160,7 +160,7 @@ async def test_the_saving_shows_in_the_metrics(api: Api) -> None:
     assert 0 < held < 0.4 * lone
 
 
-async def test_a_client_that_leaves_frees_every_page(api: Api) -> None:
+async def test_case_61_a_client_that_leaves_frees_every_page(api: Api) -> None:
     total = (await api.metrics())["kv_pages"]
     await api.drop(api.completion_body(P4, n=6, max_tokens=1500, ignore_eos=True, **BEAMS), 0.4)
     values = await api.until_idle()

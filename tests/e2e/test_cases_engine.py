@@ -183,7 +183,7 @@ async def test_case_37_what_can_never_fit_is_refused(starting: Starter) -> None:
             assert (await api.complete(counting_ids(length), max_tokens=1)).text == SEQ[length]
 
 
-async def test_cases_48_and_51_the_queue(starting: Starter) -> None:
+async def test_case_48_and_case_51_the_queue(starting: Starter) -> None:
     async with starting("--max-num-seqs", "1", "--max-num-queued-reqs", "2", "--max-model-len", "2048") as api:
         run = asyncio.create_task(api.stream(P1, max_tokens=150, ignore_eos=True))
         while not (await api.metrics())["num_requests_running"]:

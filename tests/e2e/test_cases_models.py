@@ -83,7 +83,7 @@ async def test_case_45_logprobs_are_those_of_the_reference(exact: Api) -> None:
     assert top == pytest.approx(P1_TOP, abs=FP32)
 
 
-async def test_cases_16_70_and_74_answers_are_those_of_the_reference(exact: Api) -> None:
+async def test_case_16_case_70_and_case_74_answers_are_those_of_the_reference(exact: Api) -> None:
     assert (await exact.complete(P1, max_tokens=48)).text == P1_NEXT[:48]
     whole = await exact.chat("hi", max_tokens=60)
     assert (whole.text, whole.choice()["finish_reason"]) == (HI, "stop")
@@ -153,7 +153,7 @@ def continuation(path: Path) -> str:
         llm.close()
 
 
-def test_cases_70_and_71_only_what_index_and_config_say_is_used(split: Path, tmp_path: Path) -> None:
+def test_case_70_and_case_71_only_what_index_and_config_say_is_used(split: Path, tmp_path: Path) -> None:
     """Three shards, and beside them: an output matrix that the config ties away, an unknown tensor, stored rotary
     frequencies, a stale copy of a matrix where the index does not place it, and an old file of the whole model."""
     link(split, tmp_path)

@@ -26,6 +26,7 @@ from pinnate.engine.async_engine import AsyncEngine
 from pinnate.engine.child import EngineChild, private_folder
 from pinnate.engine.client import ProcessClient
 from pinnate.weights.resolve import default_model_path
+from tests.checkpoints import write_gguf
 
 FACT = json.loads((Path(__file__).parent.parent / "data/smollm2_greedy.json").read_text())["greedy"][0]
 LONG = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
@@ -164,6 +165,13 @@ async def test_refusals_to_start_arrive_as_their_class(
         await AsyncEngine.start(config(**changes))
     assert list(folder.iterdir()) == []
     assert watchers() == threads
+
+
+async def test_the_engines_error_comes_before_the_tokenizers(tmp_path: Path) -> None:
+    """Both parts find this file at fault: it has no tokenizer either."""
+    path = write_gguf(tmp_path / "x.gguf", "foo", {}, {})
+    with pytest.raises(ModelError, match=r"general\.architecture 'foo' is not supported"):
+        await AsyncEngine.start(config(model=str(path)))
 
 
 async def test_corrupt_model(tmp_path: Path) -> None:

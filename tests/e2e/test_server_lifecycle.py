@@ -1,4 +1,5 @@
-"""Start, signals, death of the engine: each test has a server of its own."""
+"""Start, signals, death of the engine: each test has a server of its own. Case numbers are those of
+test_cases_api.py."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ async def until_running(api: Api, count: int) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_sigterm_lets_streams_finish_and_refuses_new_requests(start: Start) -> None:
+async def test_case_66_sigterm_lets_streams_finish_and_refuses_new_requests(start: Start) -> None:
     server = start().wait_until(200)
     children = server.children()
     assert children
@@ -69,7 +70,7 @@ async def test_sigterm_lets_streams_finish_and_refuses_new_requests(start: Start
     assert not any(alive(pid) for pid in children)
 
 
-async def test_a_second_signal_ends_streams_with_an_error(start: Start) -> None:
+async def test_case_66_a_second_signal_ends_streams_with_an_error(start: Start) -> None:
     server = start().wait_until(200)
     children = server.children()
     async with connect(server) as api:
@@ -91,7 +92,7 @@ async def test_a_second_signal_ends_streams_with_an_error(start: Start) -> None:
     assert not any(alive(pid) for pid in children)
 
 
-async def test_the_grace_period_ends(start: Start) -> None:
+async def test_case_66_the_grace_period_ends(start: Start) -> None:
     server = start("--shutdown-timeout", "0.3").wait_until(200)
     async with connect(server) as api:
         streaming = asyncio.create_task(api.stream(P1, max_tokens=2000, ignore_eos=True))
@@ -103,7 +104,7 @@ async def test_the_grace_period_ends(start: Start) -> None:
     assert server.exit_code() == 0
 
 
-async def test_a_killed_engine_is_told_noticed_and_replaced(start: Start) -> None:
+async def test_case_7_a_killed_engine_is_told_noticed_and_replaced(start: Start) -> None:
     server = start().wait_until(200)
     (engine,) = server.children()
     async with connect(server) as api:
@@ -142,7 +143,7 @@ def test_a_stopped_engine_is_unhealthy_until_it_goes_on(start: Start) -> None:
     server.wait_until(200, seconds=20)
 
 
-def test_a_killed_server_takes_its_engine_with_it(start: Start) -> None:
+def test_case_66_a_killed_server_takes_its_engine_with_it(start: Start) -> None:
     server = start().wait_until(503, 200)
     children = server.wait_until(200).children()
     server.signal(signal.SIGKILL)
@@ -154,7 +155,7 @@ def test_a_killed_server_takes_its_engine_with_it(start: Start) -> None:
     raise AssertionError(f"{children} live on")
 
 
-async def test_the_key_guards_everything_but_health(start: Start) -> None:
+async def test_case_75_the_key_guards_everything_but_health(start: Start) -> None:
     server = start("--api-key", KEY, "--access-log").wait_until(200)
     async with connect(server) as api:
         body = b'{"prompt": "x", "max_tokens": 1}'
@@ -187,7 +188,7 @@ def test_a_taken_port_is_an_error_of_settings(start: Start) -> None:
     assert "--port" in second.text()
 
 
-def test_sigterm_when_idle_or_starting(start: Start) -> None:
+def test_case_66_sigterm_when_idle_or_starting(start: Start) -> None:
     for statuses in ((200,), (503, 200)):
         server = start().wait_until(*statuses)
         children = server.children()

@@ -102,7 +102,9 @@ def check_arguments(name: str, text: str) -> None:
     ],
     ids=["required", "one", "named"],
 )
-async def test_forced_calls_fit_and_streams_are_the_same(client: openai.AsyncOpenAI, choice: dict[str, Any]) -> None:
+async def test_case_58_forced_calls_fit_and_streams_are_the_same(
+    client: openai.AsyncOpenAI, choice: dict[str, Any]
+) -> None:
     bodies = [fields(seed, **choice) for seed in SEEDS]
     plain = await asyncio.gather(*(whole(client, **body) for body in bodies))
     streams = await asyncio.gather(*(streamed(client, **body) for body in bodies))

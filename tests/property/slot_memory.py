@@ -49,10 +49,6 @@ class SlotMemory:
         assert seen == list(hashes[1 : end + 1]), f"{page_table} reads back {seen}, not {hashes[1 : end + 1]}"
 
     @property
-    def kv_committed_bytes(self) -> int:
-        return 0
-
-    @property
     def page_bytes(self) -> int:
         return 8 * self.page_size
 

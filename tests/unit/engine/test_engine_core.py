@@ -173,6 +173,13 @@ def test_commands() -> None:
     assert [messages[0].stats.num_cached_pages for messages in sent] == [cached, cached, 0, 0]
 
 
+def test_memory_that_the_executor_has_taken_is_in_the_stats_of_each_step() -> None:
+    rig = Rig()
+    rig.executor.kv_committed_bytes = 7_000
+    messages = rig.step(make_request("r", range(10)))
+    assert messages[-1].stats.kv_committed_bytes == rig.core.stats().kv_committed_bytes == 7_000
+
+
 def test_time_is_counted() -> None:
     rig = Rig()
     assert rig.core.stats() == EngineStats(

@@ -55,7 +55,7 @@ def spellings(path: str) -> list[str]:
         max_size=3,
     ),
 )  # fmt: skip
-def test_no_route_passes_without_the_key(path: str, method: str, headers: list[tuple[str, str]]) -> None:
+def test_case_75_no_route_passes_without_the_key(path: str, method: str, headers: list[tuple[str, str]]) -> None:
     engine = FakeEngine()
     if path.startswith("/v1/messages"):  # there x-api-key is the key
         headers = [(name, value) for name, value in headers if name != "x-api-key"]

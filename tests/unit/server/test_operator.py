@@ -163,6 +163,7 @@ async def test_metrics_text(client: Client) -> None:
     client.engine.stats = EngineStats(
         num_running=2, num_waiting=3, num_pages=10, num_free_pages=4, num_cached_pages=1, prompt_tokens=7,
         generation_tokens=5, prefix_cache_queries=7, prefix_cache_hits=4, preemptions=1, steps=9,
+        kv_committed_bytes=512,
     )  # fmt: skip
     answer = await client.call("GET", "/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
@@ -171,6 +172,7 @@ async def test_metrics_text(client: Client) -> None:
         "num_requests_running": 2,
         "num_requests_waiting": 3,
         "kv_cache_usage_perc": 0.5,
+        "kv_committed_bytes": 512,
         "prompt_tokens_total": 7,
         "generation_tokens_total": 5,
         "prefix_cache_queries_total": 7,
