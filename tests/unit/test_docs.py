@@ -31,9 +31,9 @@ FILE = re.compile(r"(?:\.\./)?[\w.-]+(?:/[\w.-]+)*\.(?:py|pyi|cpp|h|inl|md|toml|
 NAME = re.compile(r"`([A-Z]\w*[a-z]\w*)(?:\.(\w+))?(?:\([^`]*\))?`")
 # Files that documents name which the programs write or the user brings, in examples.
 NOT_OURS = {"config.json", "tokenizer.json", "requests.jsonl", "PATH/load.py", "PATH/limits.py", "openapi.json"}
-NOT_OURS |= {"llama.cpp", "DESIGN.md"}
+NOT_OURS |= {"llama.cpp", "DESIGN.md", "PATH/run_cases.py"}
 # Flags of the programs beside ours, as they are written in the documents.
-FOREIGN = {"--upgrade"}
+FOREIGN = {"--upgrade", "--launch", "--gguf", "--model-dir", "--engine", "--strict-fields", "--dtype-tolerance"}
 FOREIGN_NAMES = {"NaN", "Infinity", "RuntimeEndpoint"}
 
 
