@@ -145,6 +145,10 @@ class MeteredExecutor:
             return self._executor.execute(output)
         return StepResult([100] * samples, [None] * samples, {})
 
+    @property
+    def kv_committed_bytes(self) -> int:
+        return self._executor.kv_committed_bytes
+
     def describe(self) -> dict[str, object]:
         return self._executor.describe()
 
