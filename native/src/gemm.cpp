@@ -14,7 +14,6 @@
 namespace pinnate {
 namespace {
 
-constexpr int64_t kRowBlock = 192;  // rows of x that stay in a core's L2 next to a panel
 constexpr int64_t kMinRows = 6;     // fewer rows a tile would stream weights from L3 for too little work
 constexpr size_t kHuge = size_t{2} << 20;
 constexpr int64_t kStreamRows = 12;         // up to this many rows, reading the weights takes longer than the arithmetic
@@ -66,10 +65,13 @@ struct Cut {
   int64_t items() const { return whole + (blocks * panels - whole) * pieces; }
 };
 
-Cut cut(int64_t m, int64_t panels, int64_t threads) {
-  const int64_t blocks = ceil_div(m, kRowBlock), rest = blocks * panels % threads;
+Cut cut(int64_t m, int64_t panels, int64_t threads, int64_t row_block) {
+  const int64_t blocks = ceil_div(m, row_block), rest = blocks * panels % threads;
   return {panels, blocks, blocks * panels - rest, pieces_of(rest, threads, m / blocks / kMinRows)};
 }
+
+// Where part i of n of m rows begins: between groups of `unit` rows.
+int64_t share(int64_t m, int64_t i, int64_t n, int64_t unit) { return std::min(m, ceil_div(m, unit) * i / n * unit); }
 
 }  // namespace
 
@@ -185,12 +187,14 @@ void gemm(const KernelTable& kernels, ThreadPool& pool, const GemmArgs& args) {
     });
   if (streamed) return gemm_stream(kernels, pool, a, quantized && parts == 1);
   a.ahead = pool.threads();  // panels are handed out in turn
-  const Cut c = cut(a.m, panels, pool.threads());
+  const Cut c = cut(a.m, panels, pool.threads(), kernels.gemm_row_block);
+  const int64_t unit = kernels.gemm_rows;
   pool.parallel_for(c.items(), [&](int64_t item, int) {
-    const int64_t unit = item < c.whole ? item : c.whole + (item - c.whole) / c.pieces;
+    const int64_t whole = item < c.whole ? item : c.whole + (item - c.whole) / c.pieces;
     const int64_t piece = item < c.whole ? 0 : (item - c.whole) % c.pieces, pieces = item < c.whole ? 1 : c.pieces;
-    const int64_t block = unit / panels, m0 = a.m * block / c.blocks, rows = a.m * (block + 1) / c.blocks - m0;
-    tile(a, m0 + rows * piece / pieces, m0 + rows * (piece + 1) / pieces, unit % panels);
+    const int64_t block = whole / panels, m0 = share(a.m, block, c.blocks, unit);
+    const int64_t rows = share(a.m, block + 1, c.blocks, unit) - m0;
+    tile(a, m0 + share(rows, piece, pieces, unit), m0 + share(rows, piece + 1, pieces, unit), whole % panels);
   });
 }
 

@@ -147,7 +147,9 @@ struct SampleArgs {  // one row
 struct KernelTable {
   const char* isa;
 
-  // gemm.cpp. Sizes `w` (n, k, act, swiglu set by the caller) -> fills panels, panel_bytes.
+  // gemm.cpp. Rows that a product computes together, and rows of x that stay in a core's L2 next to a panel.
+  int64_t gemm_rows = 1, gemm_row_block = 192;
+  // Sizes `w` (n, k, act, swiglu set by the caller) -> fills panels, panel_bytes.
   void (*pack_layout)(PackedWeight& w);
   // Packs panel p: `sources` are stacked along n (qkv: 3 of them; swiglu: exactly {gate, up}).
   void (*pack_panel)(const SourceMatrix* sources, int count, PackedWeight& w, int64_t panel);

@@ -88,7 +88,7 @@ void pack_step(const KernelTable& kt, ThreadPool& pool, const Model& m, Act act,
 }
 
 struct Buffers {
-  std::vector<bf16> x;  // read as f32 too: room for both
+  AlignedBuffer x;  // read as f32 too: room for both; aligned as the engine's rows are
   AlignedBuffer out, scratch;
 };
 
@@ -97,7 +97,7 @@ double run_product(const KernelTable& kt, ThreadPool& pool, const Product& p, in
   const int64_t block = p.kind == kHead ? kHeadRows : m, ldo = p.w.swiglu ? p.w.n / 2 : p.w.n;
   for (int64_t r = 0; r < m; r += block)
     gemm(kt, pool,
-         {b.x.data(), p.w.k, std::min(block, m - r), &p.w, nullptr, p.epilogue, b.out.get(), ldo, b.scratch.get()});
+         {b.x.get(), p.w.k, std::min(block, m - r), &p.w, nullptr, p.epilogue, b.out.get(), ldo, b.scratch.get()});
   return ms_since(begin);
 }
 
@@ -170,10 +170,11 @@ void bench(const Run& run, const Model& model, const std::string& name, const st
   pack_step(run.kt, pool, model, act, format, step);
   const int64_t most = *std::max_element(rows.begin(), rows.end()), widest = std::max(model.inner, model.qkv);
   const int64_t floats = std::max(most * widest, std::min(most, kHeadRows) * model.vocab);
-  Buffers b{{}, allocate_aligned(static_cast<size_t>(floats) * 4),
+  const int64_t inputs = most * widest * 2;
+  Buffers b{allocate_aligned(static_cast<size_t>(inputs) * 2), allocate_aligned(static_cast<size_t>(floats) * 4),
             allocate_aligned(static_cast<size_t>(most * quantized_row_bytes(widest)))};
-  b.x.resize(static_cast<size_t>(most * widest) * 2);
-  for (size_t i = 0; i < b.x.size(); ++i) b.x[i] = static_cast<bf16>(0x3c00 + i * 7919 % 512 + (i % 3 == 0 ? 0x8000 : 0));
+  bf16* x = reinterpret_cast<bf16*>(b.x.get());
+  for (int64_t i = 0; i < inputs; ++i) x[i] = static_cast<bf16>(0x3c00 + i * 7919 % 512 + (i % 3 == 0 ? 0x8000 : 0));
   std::fill_n(reinterpret_cast<float*>(b.out.get()), floats, 0.0f);
   for (const int64_t m : rows) report(run, model, name, m, step, time_step(run.kt, pool, step, m, run.repeats, b));
 }
