@@ -28,6 +28,7 @@ from pinnate.server.observability import add_sources, listeners
 from pinnate.server.observer import Observer
 from pinnate.server.openapi import Document
 from pinnate.server.operator import Operator
+from pinnate.server.query import check_queries
 from pinnate.server.replies import chat_completion, completion
 from pinnate.server.responses.batch import batch_route
 from pinnate.server.responses.routes import responses_routes
@@ -51,7 +52,9 @@ def create_app(state: ServerState) -> Starlette:
     routes = [*_openai(state), *responses_routes(state, state.responses), *anthropic_routes(state), *_sglang(state)]
     routes += [*_scores(state), *_operator(state), *_cache(state), *_batches(state)]
     routes.append(_document(state, routes))
-    app = Starlette(routes=routes, middleware=_layers(state, routes), exception_handlers=handlers())
+    layers = _layers(state, routes)
+    check_queries(routes, strict=state.settings.strict)
+    app = Starlette(routes=routes, middleware=layers, exception_handlers=handlers())
     app.router.redirect_slashes = False  # another spelling of a path is another path: 404, not a redirect
     return app
 

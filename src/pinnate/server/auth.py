@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from pinnate.server.errors import HTTPStatusError, describe, error_response, speaks_anthropic
+from pinnate.server.errors import HTTPStatusError, describe, error_response, from_anthropic
 
 OPEN_PATHS = frozenset({"/health"})  # liveness alone; it says nothing but ready or not
 _NAMESPACE_LABEL = b"pinnate namespace\0"
@@ -66,7 +66,7 @@ class AdminOnly:
 
 
 class KeyCheck:
-    """Lets a request pass with `Authorization: Bearer KEY` (`x-api-key: KEY` too on Anthropic's routes); anything else
+    """Lets a request pass with `Authorization: Bearer KEY` (`x-api-key: KEY` too of Anthropic's API); anything else
     gets 401 before its body is read. An admin key passes everywhere. With admin keys alone, other routes are open."""
 
     def __init__(self, app: ASGIApp, api_keys: Sequence[str], admin_keys: Sequence[str] = ()) -> None:
@@ -121,7 +121,7 @@ def _tokens(scope: Scope) -> list[bytes]:
     scheme, _, token = _only_header(scope, b"authorization").partition(b" ")
     if scheme.lower() == b"bearer":
         tokens.append(token.strip())
-    if speaks_anthropic(scope["path"]):  # Anthropic's clients send their key in a header of their own
+    if from_anthropic(scope):  # Anthropic's clients send their key in a header of their own
         tokens.append(_only_header(scope, b"x-api-key").strip())
     return tokens
 

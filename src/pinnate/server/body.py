@@ -12,8 +12,9 @@ field that is null counts as absent; an integer may be written 1.0 (`whole_numbe
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -37,6 +38,8 @@ EXACT_BYTES = 4 << 20  # bodies beyond are not looked at closely: a text of that
 Neutral = Callable[[Any], bool]
 
 MAX_WARNINGS = 16  # of one request
+
+_logger = logging.getLogger("pinnate.server")
 
 
 class Disconnected(Exception):
@@ -101,9 +104,16 @@ class FieldNotes:
             if value is not None and name not in known:
                 self.unknown(f"{at}.{shorten(name)}", effect)
 
-    def members(self) -> dict[str, list[FieldWarning]]:
-        """What an answer that is an object gets: `warnings`, or nothing."""
+    def members(self, about: str) -> dict[str, list[FieldWarning]]:
+        """What an answer that is an object gets: `warnings`, or nothing. They are logged, as those of `about`."""
+        log_warnings(about, self.warnings)
         return {"warnings": self.warnings} if self.warnings else {}
+
+
+def log_warnings(about: str, warnings: Sequence[FieldWarning]) -> None:
+    """One line, with names and without values; nothing where there are none."""
+    if warnings:
+        _logger.warning("%s: without effect: %r", about, [warning.param for warning in warnings])
 
 
 async def read_json(request: Request, limit: int) -> dict[str, Any]:
@@ -124,6 +134,17 @@ async def read_json(request: Request, limit: int) -> dict[str, Any]:
     if declared.isdecimal() and int(declared) > limit:
         raise _too_large(limit)
     return decode_object(await _read(request.receive, limit))
+
+
+async def read_nothing(request: Request, limit: int, notes: FieldNotes) -> None:
+    """The body of a route that takes none: it may be left out or be an object, whose members are all unknown.
+
+    Raises:
+        as `read_json`, and as `FieldNotes.unknown`.
+    """
+    body = await _read(request.receive, limit)
+    for name in decode_object(body) if body.strip() else ():
+        notes.unknown(_shorten(name))
 
 
 async def _read(receive: Receive, limit: int) -> bytes:
@@ -220,6 +241,8 @@ def convert(
     kept = {}
     known = to.__struct_fields__  # type: ignore[attr-defined]
     for name, value in fields.items():
+        if value is None:  # the same as leaving it out
+            continue
         if name in known:
             kept[name] = value
         elif unsupported is None or name not in unsupported:

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from pinnate.core.errors import InvalidRequestError, QueueFullError
 from pinnate.core.messages import CacheReport
 from pinnate.core.sampling import SamplingParams
-from pinnate.server.body import FieldNotes, convert, read_json
+from pinnate.server.body import FieldNotes, convert, read_json, read_nothing
 from pinnate.server.cache_report import show_report, text_of
 from pinnate.server.params import check_cache_salt, check_model
 from pinnate.server.protocol.operator import PrefixRequest, UnpinRequest
@@ -44,21 +44,21 @@ class CacheRoutes:
         for _ in range(TRIES):
             result = await engine.command("pin", token_ids=tokens, cache_salt=salt)
             if result["pinned"]:
-                return _json(result | notes.members())
+                return _json(result | notes.members("/pin_prefix"))
             await _compute(engine, tokens, salt)
         raise QueueFullError("the prefix was evicted before it could be pinned; try again when there is less load")
 
     async def unpin(self, request: Request) -> Response:
         engine, notes = self._state.ready_engine(), self._state.field_notes()
         asked = convert(await read_json(request, self._state.settings.max_body_bytes), UnpinRequest, notes=notes)
-        return _json(await engine.command("unpin", pin_id=asked.pin_id) | notes.members())
+        return _json(await engine.command("unpin", pin_id=asked.pin_id) | notes.members("/unpin_prefix"))
 
-    async def resync(self, request: Request) -> Response:  # noqa: ARG002
-        return _json(await self._state.ready_engine().command("resync_kv_events"))
+    async def resync(self, request: Request) -> Response:
+        return await self._command(request, "resync_kv_events")
 
-    async def check_integrity(self, request: Request) -> Response:  # noqa: ARG002
+    async def check_integrity(self, request: Request) -> Response:
         """Proves that the KV memory's books balance, between two steps; a 500 that says what is wrong where not."""
-        return _json(await self._state.ready_engine().command("check_integrity"))
+        return await self._command(request, "check_integrity")
 
     async def describe(self, request: Request) -> Response:  # noqa: ARG002
         """The tree, page states, the prefixes that save most, the pins; tokens as text beside their ids."""
@@ -78,7 +78,13 @@ class CacheRoutes:
             raise InvalidRequestError("the prompt is empty", param="prompt")
         reply = await engine.command("explain_match", token_ids=tokens, cache_salt=salt)
         report = show_report(msgspec.convert(reply["report"], CacheReport), tokens, engine.tokenizer)
-        return _json(msgspec.to_builtins(report) | notes.members())
+        return _json(msgspec.to_builtins(report) | notes.members("/debug/match"))
+
+    async def _command(self, request: Request, name: str) -> Response:
+        """One that takes no body."""
+        engine, notes = self._state.ready_engine(), self._state.field_notes()
+        await read_nothing(request, self._state.settings.max_body_bytes, notes)
+        return _json(await engine.command(name) | notes.members(name))
 
     async def _tokens(self, engine: AsyncEngine, asked: PrefixRequest, notes: FieldNotes) -> list[int]:
         """

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from pinnate.core.errors import PinnateError
 from pinnate.core.logs import log_fault
 from pinnate.server.best_of import choose
-from pinnate.server.body import Disconnected, read_json
+from pinnate.server.body import Disconnected, log_warnings, read_json
 from pinnate.server.cache_report import Vocabulary
 from pinnate.server.clocks import Clocks
 from pinnate.server.errors import ErrorObject, describe
@@ -93,8 +93,7 @@ class GenerationEndpoint:
     ) -> None:
         try:
             job = await self._route.prepare(self._state, engine, fields)
-            if job.warnings:
-                _logger.warning("%s: without effect: %r", job.id, [warning.param for warning in job.warnings])
+            log_warnings(job.id, job.warnings)
             with renamed(self._route.names):
                 streams = await submit(engine, job)
         except asyncio.CancelledError:

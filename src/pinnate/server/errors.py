@@ -48,6 +48,8 @@ from pinnate.core.errors import (
 
 MAX_RETRY_AFTER = 120
 ANTHROPIC_PATH = "/v1/messages"
+MODELS_PATH = "/v1/models"
+ANTHROPIC_VERSION = b"anthropic-version"  # a header of all requests of Anthropic's clients
 OVERLOADED = 529
 
 _logger = logging.getLogger("pinnate.server")
@@ -157,7 +159,7 @@ def error_response(
     merged = dict(headers or {})
     if status == 503 or error.code == QueueFullError.code:
         merged.setdefault("Retry-After", "1")
-    if scope is None or not speaks_anthropic(scope["path"]):
+    if scope is None or not from_anthropic(scope):
         return Response(error_bytes(error), status, merged, media_type="application/json")
     record = _record(scope)
     request_id = None if record is None else record.request_id
@@ -169,6 +171,14 @@ def error_response(
 
 def speaks_anthropic(path: str) -> bool:
     return path == ANTHROPIC_PATH or path.startswith(ANTHROPIC_PATH + "/")
+
+
+def from_anthropic(scope: Scope) -> bool:
+    """Whether a request is one of Anthropic's API. Paths that OpenAI's has too are told apart by a header."""
+    path = scope["path"]
+    if path == MODELS_PATH or path.startswith(MODELS_PATH + "/"):
+        return any(name == ANTHROPIC_VERSION for name, _ in scope.get("headers", ()))
+    return speaks_anthropic(path)
 
 
 def anthropic_error_bytes(error: ErrorObject, status: int | None = None, request_id: str | None = None) -> bytes:

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pinnate.core.logs import log_fault
 from pinnate.server.auth import caller_of
 from pinnate.server.body import Disconnected
-from pinnate.server.errors import describe, error_response, speaks_anthropic
+from pinnate.server.errors import describe, error_response, from_anthropic
 from pinnate.server.request_ids import ANTHROPIC_HEADER, HEADER
 from pinnate.server.request_record import RequestRecord
 
@@ -52,7 +52,8 @@ class Observer:
         scope.setdefault("state", {})["record"] = record
 
         def watch(message: Message) -> Awaitable[None]:
-            return send(_start(message, record) if message["type"] == "http.response.start" else message)
+            begins = message["type"] == "http.response.start"
+            return send(_start(message, record, from_anthropic(scope)) if begins else message)
 
         try:
             await self._app(scope, receive, watch)
@@ -76,7 +77,7 @@ class Observer:
                 listener(record)
 
 
-def _start(message: Message, record: RequestRecord) -> Message:
+def _start(message: Message, record: RequestRecord, anthropic: bool) -> Message:
     """The beginning of the answer, with the request's id."""
     record.status = message["status"]
     headers = []
@@ -88,6 +89,6 @@ def _start(message: Message, record: RequestRecord) -> Message:
         elif not record.has_given_id:
             record.request_id = value.decode("latin-1")
     headers.append((HEADER, record.request_id.encode("latin-1")))
-    if speaks_anthropic(record.path):
+    if anthropic:
         headers.append((ANTHROPIC_HEADER, record.request_id.encode("latin-1")))
     return {**message, "headers": headers}

@@ -62,14 +62,14 @@ def _generation() -> dict[str, Operation]:
         "POST /v1/completions": Operation(
             "Continues one or more prompts", CompletionRequest, Completion, Completion, refined=options
         ),
-        "GET /v1/models": Operation("The models that requests may name", answer=ModelList),
-        "GET /v1/models/{model:path}": Operation("One model", answer=ModelCard),
+        "GET /v1/models": Operation("The models that requests may name", answer=ModelList, query={"beta": bool}),
+        "GET /v1/models/{model:path}": Operation("One model", answer=ModelCard, query={"beta": bool}),
     }
 
 
 def _responses() -> dict[str, Operation]:
     options = {"stream_options": StreamOptions, "tools": list[FunctionTool]}
-    page = {"limit": int, "order": Literal["asc", "desc"], "after": str}
+    page = {"limit": int, "order": Literal["asc", "desc"], "after": str, "include": str}
     return {
         "POST /v1/responses": Operation("Makes a response", ResponsesRequest, Response, ResponseEvent, refined=options),
         "POST /v1/responses/input_tokens": Operation(
@@ -79,7 +79,7 @@ def _responses() -> dict[str, Operation]:
             "A stored response, or its events again",
             answer=Response,
             chunk=ResponseEvent,
-            query={"stream": bool, "starting_after": int},
+            query={"stream": bool, "starting_after": int, "include": str, "include_obfuscation": bool},
         ),
         "DELETE /v1/responses/{id}": Operation("Forgets a response", answer=DeletedResponse),
         "POST /v1/responses/{id}/cancel": Operation("Ends a background response", answer=Response),
@@ -117,10 +117,13 @@ def _sglang() -> dict[str, Operation]:
 
 def _anthropic() -> dict[str, Operation]:
     refined = {"messages": list[InputMessage], "tools": list[ToolParam]}
+    beta = {"beta": bool}  # sent by Anthropic's clients for their beta; makes no difference
     return {
-        "POST /v1/messages": Operation("Answers a conversation", MessagesRequest, Message, Event, refined=refined),
+        "POST /v1/messages": Operation(
+            "Answers a conversation", MessagesRequest, Message, Event, refined=refined, query=beta
+        ),
         "POST /v1/messages/count_tokens": Operation(
-            "How many tokens a conversation would be", CountTokensRequest, TokensCount, refined=refined
+            "How many tokens a conversation would be", CountTokensRequest, TokensCount, refined=refined, query=beta
         ),
     }
 

@@ -14,7 +14,7 @@ from starlette.responses import Response
 import pinnate
 from pinnate.core.errors import InvalidRequestError, PinnateError
 from pinnate.server.anthropic import models as anthropic_models
-from pinnate.server.body import convert, read_json
+from pinnate.server.body import convert, read_json, read_nothing
 from pinnate.server.errors import describe, error_response
 from pinnate.server.metrics import CONTENT_TYPE
 from pinnate.server.params import check_model
@@ -63,9 +63,11 @@ class Operator:
     async def version(self, request: Request) -> Response:  # noqa: ARG002
         return json_response({"version": pinnate.__version__})
 
-    async def flush_cache(self, request: Request) -> Response:  # noqa: ARG002
+    async def flush_cache(self, request: Request) -> Response:
         """Empties the prefix cache of all pages that no request holds."""
-        return json_response(await self._state.ready_engine().command("flush_cache"))
+        engine, notes = self._state.ready_engine(), self._state.field_notes()
+        await read_nothing(request, self._state.settings.max_body_bytes, notes)
+        return json_response(await engine.command("flush_cache") | notes.members("/flush_cache"))
 
     async def load(self, request: Request) -> Response:  # noqa: ARG002
         """Requests under way, those that wait for a place included."""
@@ -88,7 +90,7 @@ class Operator:
         if asked.return_token_strs:
             strings = [engine.tokenizer.token_bytes(token).decode("utf-8", "replace") for token in tokens]
         answer = {"tokens": tokens, "count": len(tokens), "max_model_len": engine.max_model_len, "token_strs": strings}
-        return json_response(answer | notes.members())
+        return json_response(answer | notes.members("/tokenize"))
 
     async def detokenize(self, request: Request) -> Response:
         state, engine = self._state, self._state.ready_engine()
@@ -99,7 +101,7 @@ class Operator:
             if not 0 <= token < engine.vocab_size:
                 raise InvalidRequestError(f"tokens: id {token} is not in the vocabulary", param="tokens")
         return json_response(
-            {"prompt": engine.tokenizer.decode(asked.tokens, skip_special_tokens=False)} | notes.members()
+            {"prompt": engine.tokenizer.decode(asked.tokens, skip_special_tokens=False)} | notes.members("/detokenize")
         )
 
     async def tokenizer_info(self, request: Request) -> Response:  # noqa: ARG002

@@ -62,7 +62,7 @@ class SGLangOperator:
         if asked.abort_all:
             require_admin(request.scope)
         ended = state.running.abort(None if asked.abort_all else asked.rid)
-        return json_response({"aborted": ended} | notes.members())
+        return json_response({"aborted": ended} | notes.members("/abort_request"))
 
     async def health_generate(self, request: Request) -> Response:  # noqa: ARG002
         """200 once a token has been generated; an engine that takes too long for it raises 500.

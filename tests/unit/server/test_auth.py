@@ -135,7 +135,9 @@ async def test_the_operators_routes_need_the_admin_key(engine: FakeEngine) -> No
         assert is_admins == (route.path in ADMIN_ROUTES), route.path
         assert answers[1].status not in (401, 403), route.path
         assert (await client.call(method, path, b"{}")).status == (401 if path != "/health" else 200)
-    marked = {route.path for route in app_routes(client) if isinstance(route.app, AdminOnly)}
+    marked = {
+        route.path for route in app_routes(client) if isinstance(route.app._app, AdminOnly)
+    }  # in the check of its query
     assert marked == ADMIN_ROUTES
 
 
@@ -173,3 +175,17 @@ def test_settings_are_checked_and_keys_not_shown(bad: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="--") as caught:
         ServerSettings(**bad)
     assert "kkk" not in str(caught.value)
+
+
+async def test_anthropics_clients_on_the_paths_of_openai() -> None:
+    """They send their own header for the key, and read their own form of an error."""
+    client = make_client(FakeEngine(), api_keys=(KEY,))
+    theirs = {"anthropic-version": "2023-06-01"}
+    for path in ("/v1/models", "/v1/models/Tiny"):
+        answer = await client.call("GET", path, headers={**theirs, "x-api-key": KEY})
+        assert (answer.status, answer.headers["request-id"]) == (200, answer.headers["x-request-id"])
+        refused = await client.call("GET", path, headers={**theirs, "x-api-key": "nope"})
+        assert (refused.status, refused.json["error"]["type"]) == (401, "authentication_error")
+        assert (await client.call("GET", path, headers={"x-api-key": KEY})).error["code"] == "invalid_api_key"
+    absent = await client.call("GET", "/v1/models/none", headers={**theirs, "x-api-key": KEY})
+    assert (absent.status, absent.json["type"], absent.json["error"]["type"]) == (404, "error", "not_found_error")

@@ -59,7 +59,7 @@ def test_what_a_request_takes_and_gets() -> None:
     assert answers["text/event-stream"]["x-event-schema"]["$ref"].endswith("ChatChunk")
     assert {"400", "401", "404", "413", "415", "500", "503"} <= set(chat["responses"])
     model = made["paths"]["/v1/models/{model}"]["get"]
-    assert [parameter["name"] for parameter in model["parameters"]] == ["model"]
+    assert [(each["name"], each["in"]) for each in model["parameters"]] == [("model", "path"), ("beta", "query")]
 
 
 class Thing(msgspec.Struct):

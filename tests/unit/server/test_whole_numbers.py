@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from msgspec import inspect as types
 
+from pinnate.core.batch import TokenLogprobs
 from pinnate.core.errors import InvalidRequestError
 from pinnate.core.request import FinishReason
 from pinnate.core.sampling import SamplingParams
@@ -50,7 +51,8 @@ def scoring_engine() -> FakeEngine:
     def script(number: int, params: SamplingParams) -> list[OutputDelta]:
         prompt = engine.submitted[number].prompt
         scores = None if params.prompt_logprobs is None else [None, *(score(token) for token in prompt[1:])]
-        own = None if params.logprobs is None else [score(EOS)]
+        chosen = [(token, -1.0) for token in params.logprob_token_ids]
+        own = None if params.logprobs is None else [TokenLogprobs(EOS, -0.5, 1, [], chosen)]
         return [
             OutputDelta(index, "", [EOS], own, FinishReason.STOP, prompt_logprobs=scores) for index in range(params.n)
         ]

@@ -6,19 +6,22 @@ role that follow each other are one turn, as in Anthropic's API. A tool's result
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from pinnate.core.errors import InvalidRequestError, UnsupportedError
 from pinnate.server.body import FieldNotes, convert
 from pinnate.server.protocol.anthropic import (
+    CacheControl,
     InputMessage,
     TextBlockParam,
     ThinkingBlockParam,
     ToolResultBlockParam,
     ToolUseBlockParam,
 )
+
+T = TypeVar("T")
 
 ROLES = ("user", "assistant", "system")
 
@@ -42,7 +45,7 @@ class Conversation:
         Raises:
             InvalidRequestError, UnsupportedError: naming the block at fault.
         """
-        message = convert(_given(given), InputMessage, at=at, notes=self._notes)
+        message = convert(given, InputMessage, at=at, notes=self._notes)
         if message.role not in ROLES:
             raise InvalidRequestError(f"{at}.role must be one of {', '.join(ROLES)}", param=f"{at}.role")
         content = message.content
@@ -65,7 +68,7 @@ class Conversation:
         for number, block in enumerate(blocks):
             here = f"{at}.content[{number}]"
             if block.get("type") == "tool_result":
-                result = convert(_given(block), ToolResultBlockParam, at=here, notes=self._notes)
+                result = self._block(block, ToolResultBlockParam, here)
                 content = result.content
                 parts = [content] if isinstance(content, str) else self._texts(content, f"{here}.content")
                 self._append(here, {"role": "tool", "tool_call_id": result.tool_use_id, "content": _parts(parts)})
@@ -88,9 +91,9 @@ class Conversation:
         for number, block in enumerate(blocks):
             here, kind = f"{at}.content[{number}]", block.get("type")
             if kind == "thinking":
-                thoughts.append(convert(_given(block), ThinkingBlockParam, at=here, notes=self._notes).thinking)
+                thoughts.append(self._block(block, ThinkingBlockParam, here).thinking)
             elif kind == "tool_use":
-                use = convert(_given(block), ToolUseBlockParam, at=here, notes=self._notes)
+                use = self._block(block, ToolUseBlockParam, here)
                 arguments = msgspec.json.encode(use.input).decode()
                 function = {"name": use.name, "arguments": arguments}
                 calls.append({"id": use.id, "type": "function", "function": function})
@@ -115,7 +118,11 @@ class Conversation:
         if kind != "text":
             shown = kind[:64] if isinstance(kind, str) else "none"
             raise UnsupportedError(f"{at}: content blocks of type {shown} are not supported here", param=f"{at}.type")
-        return convert(_given(block), TextBlockParam, at=at, notes=self._notes).text
+        return self._block(block, TextBlockParam, at).text
+
+    def _block(self, given: dict[str, Any], kind: type[T], at: str) -> T:
+        check_cache_control(given, at, self._notes)
+        return convert(given, kind, at=at, notes=self._notes)
 
     def _texts(self, blocks: list[dict[str, Any]], at: str) -> list[str]:
         return [self._text(block, f"{at}[{number}]") for number, block in enumerate(blocks)]
@@ -125,8 +132,11 @@ class Conversation:
         self.origins.append(origin)
 
 
-def _given(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}
+def check_cache_control(given: dict[str, Any], at: str, notes: FieldNotes) -> None:
+    """It has no effect, but what is not known in it is said. `given` is what it is a member of, at `at`."""
+    control = given.get("cache_control")
+    if isinstance(control, dict):
+        convert(control, CacheControl, at=f"{at}.cache_control".lstrip("."), notes=notes)
 
 
 def _parts(texts: list[str]) -> str | list[dict[str, Any]]:

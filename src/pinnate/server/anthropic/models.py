@@ -10,12 +10,13 @@ import datetime
 
 from starlette.requests import Request
 
+from pinnate.server.errors import from_anthropic
 from pinnate.server.protocol.anthropic import ModelInfo, ModelPage
 from pinnate.server.state import ServerState
 
 
 def is_meant(request: Request) -> bool:
-    return "anthropic-version" in request.headers
+    return from_anthropic(request.scope)
 
 
 def model_info(state: ServerState, name: str) -> ModelInfo:

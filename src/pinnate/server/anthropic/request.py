@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from pinnate.core.errors import InvalidRequestError, UnsupportedError
 from pinnate.server import chat
-from pinnate.server.anthropic.blocks import Conversation
+from pinnate.server.anthropic.blocks import Conversation, check_cache_control
 from pinnate.server.body import FieldNotes, FieldWarning, convert
 from pinnate.server.field_names import Renames, renamed
 from pinnate.server.generation import Job
@@ -28,11 +28,14 @@ from pinnate.server.protocol.anthropic import (
     MessagesRequest,
     MetadataParam,
     OutputConfig,
+    OutputFormat,
     ThinkingParam,
+    TokensCount,
     ToolChoiceParam,
     ToolParam,
 )
 from pinnate.server.rendering import chat_formats
+from pinnate.server.request_ids import check_request_id
 from pinnate.server.state import ServerState
 
 if TYPE_CHECKING:
@@ -66,7 +69,7 @@ async def prepare(state: ServerState, engine: AsyncEngine, fields: dict[str, Any
         raise InvalidRequestError(f"temperature must be from 0 to 1, got {request.temperature}", param="temperature")
     if request.service_tier not in ("auto", "standard_only"):
         raise InvalidRequestError("service_tier must be auto or standard_only", param="service_tier")
-    convert(_given(request.metadata), MetadataParam, at="metadata", notes=notes)
+    convert(request.metadata, MetadataParam, at="metadata", notes=notes)
     sampling = {
         "stream": request.stream,
         "temperature": request.temperature,
@@ -75,18 +78,22 @@ async def prepare(state: ServerState, engine: AsyncEngine, fields: dict[str, Any
         "stop": request.stop_sequences,
     }
     job = await _chat_job(state, engine, request, sampling, notes)
+    prompts = job.prompts
+    if request.request_id is not None:
+        prompts = [dataclasses.replace(prompts[0], request_id=check_request_id(request.request_id))]
     room = engine.max_model_len - len(job.prompts[0].token_ids)
     # Beyond the room None means all of it; the KV pool may allow less, which the engine knows.
     capped = None if request.max_tokens > room else request.max_tokens
-    return dataclasses.replace(job, params=replace(job.params, max_tokens=capped))
+    return dataclasses.replace(job, prompts=prompts, params=replace(job.params, max_tokens=capped))
 
 
-async def count_tokens(state: ServerState, engine: AsyncEngine, fields: dict[str, Any]) -> int:
+async def count_tokens(state: ServerState, engine: AsyncEngine, fields: dict[str, Any]) -> TokensCount:
     """How long the prompt of these messages would be. Raises as `prepare`."""
     notes = state.field_notes()
     request = convert(fields, CountTokensRequest, unsupported=UNSUPPORTED_MESSAGES, notes=notes)
     job = await _chat_job(state, engine, request, {}, notes)
-    return len(job.prompts[0].token_ids)
+    notes.warnings = list(job.warnings)
+    return TokensCount(len(job.prompts[0].token_ids), **notes.members("/v1/messages/count_tokens"))
 
 
 async def _chat_job(
@@ -97,6 +104,7 @@ async def _chat_job(
     notes: FieldNotes,
 ) -> Job:
     model = check_model(request.model, state.model_names)
+    check_cache_control({"cache_control": request.cache_control}, "", notes)
     if not request.messages:
         raise InvalidRequestError("messages must not be empty", param="messages")
     conversation = Conversation(notes)
@@ -130,10 +138,11 @@ def _tools(request: CountTokensRequest, notes: FieldNotes) -> dict[str, Any]:
         if kind != "custom":
             shown = kind[:64] if isinstance(kind, str) else "none"
             raise UnsupportedError(f"{at}: tools of type {shown} are not supported, only custom", param=f"{at}.type")
-        tool = convert(_given(given), ToolParam, at=at, notes=notes)
+        check_cache_control(given, at, notes)
+        tool = convert(given, ToolParam, at=at, notes=notes)
         function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
         tools.append({"type": "function", "function": _given(function | {"strict": tool.strict})})
-    choice = convert(_given(request.tool_choice), ToolChoiceParam, at="tool_choice", notes=notes)
+    choice = convert(request.tool_choice, ToolChoiceParam, at="tool_choice", notes=notes)
     if choice.type == "tool":
         if choice.name is None:
             raise InvalidRequestError("tool_choice.name is required", param="tool_choice.name")
@@ -157,7 +166,7 @@ def _thinking(request: CountTokensRequest, notes: FieldNotes) -> bool | None:
     """
     if not request.thinking:
         return None
-    thinking = convert(_given(request.thinking), ThinkingParam, at="thinking", notes=notes)
+    thinking = convert(request.thinking, ThinkingParam, at="thinking", notes=notes)
     if thinking.type not in ("enabled", "disabled", "adaptive"):
         raise UnsupportedError("thinking.type must be enabled, disabled or adaptive", param="thinking.type")
     if thinking.display != "summarized":
@@ -178,7 +187,7 @@ def _thinking(request: CountTokensRequest, notes: FieldNotes) -> bool | None:
 
 
 def _output(request: CountTokensRequest, notes: FieldNotes) -> dict[str, Any]:
-    config = convert(_given(request.output_config), OutputConfig, at="output_config", notes=notes)
+    config = convert(request.output_config, OutputConfig, at="output_config", notes=notes)
     fields: dict[str, Any] = {}
     if config.effort is not None:
         if config.effort not in EFFORTS:
@@ -187,12 +196,12 @@ def _output(request: CountTokensRequest, notes: FieldNotes) -> dict[str, Any]:
             )
         fields["reasoning_effort"] = EFFORTS[config.effort]
     if config.format is not None:
-        schema = config.format.get("schema")
-        if config.format.get("type") != "json_schema" or not isinstance(schema, dict):
+        chosen = convert(config.format, OutputFormat, at="output_config.format", notes=notes)
+        if chosen.type != "json_schema":
             raise InvalidRequestError(
-                "output_config.format must be {type: json_schema, schema: {...}}", param="output_config.format"
+                "output_config.format.type must be json_schema", param="output_config.format.type"
             )
-        named = {"name": "output", "schema": schema, "strict": True}
+        named = {"name": "output", "schema": chosen.schema, "strict": True}
         fields["response_format"] = {"type": "json_schema", "json_schema": named}
     return fields
 

@@ -15,7 +15,6 @@ from pinnate.server.anthropic.request import RENAMES, count_tokens, prepare
 from pinnate.server.anthropic.writer import MessageWriter, fail, message
 from pinnate.server.body import read_json
 from pinnate.server.endpoint import GenerationEndpoint, Route
-from pinnate.server.protocol.anthropic import TokensCount
 from pinnate.server.state import ServerState
 
 MESSAGES = Route(prepare, MessageWriter, message, fail, RENAMES)
@@ -35,5 +34,5 @@ class CountTokens:
     async def post(self, request: Request) -> Response:
         engine = self._state.ready_engine()
         fields = await read_json(request, self._state.settings.max_body_bytes)
-        counted = TokensCount(await count_tokens(self._state, engine, fields))
+        counted = await count_tokens(self._state, engine, fields)
         return Response(msgspec.json.encode(counted), media_type="application/json")

@@ -124,7 +124,8 @@ class BatchRoutes:
             metadata=_metadata(asked.metadata),
         )
         seconds = None if asked.output_expires_after is None else _life(asked.output_expires_after.seconds)
-        return _json({**msgspec.to_builtins(await batches.create(_owner(request), batch, seconds)), **notes.members()})
+        created = await batches.create(_owner(request), batch, seconds)
+        return _json(msgspec.to_builtins(created) | notes.members(batch.id))
 
     async def list_batches(self, request: Request) -> Response:
         query = _query(request, ("after", "limit"))

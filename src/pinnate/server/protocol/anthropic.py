@@ -40,6 +40,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     stream: bool = False
     metadata: dict[str, Any] = {}
     service_tier: str = "auto"
+    request_id: str | None = None  # not Anthropic's: what an operator may abort it by, as on our other routes
 
 
 UNSUPPORTED_MESSAGES: Mapping[str, Neutral] = {
@@ -119,6 +120,18 @@ class OutputConfig(msgspec.Struct, kw_only=True):
     format: dict[str, Any] | None = None
 
 
+class OutputFormat(msgspec.Struct, kw_only=True):
+    type: str
+    schema: dict[str, Any]
+
+
+class CacheControl(msgspec.Struct, kw_only=True):
+    """No effect, wherever it is."""
+
+    type: str = "ephemeral"
+    ttl: str | None = None
+
+
 class MetadataParam(msgspec.Struct, kw_only=True):
     user_id: str | None = None
 
@@ -190,6 +203,7 @@ class Message(msgspec.Struct, kw_only=True):
 
 class TokensCount(msgspec.Struct, frozen=True):
     input_tokens: int
+    warnings: list[FieldWarning] | UnsetType = UNSET
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):

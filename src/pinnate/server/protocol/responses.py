@@ -56,7 +56,7 @@ EXTRAS = frozenset(
     {
         "top_k", "min_p", "seed", "stop", "stop_token_ids", "min_tokens", "ignore_eos", "presence_penalty",
         "frequency_penalty", "repetition_penalty", "logit_bias", "skip_special_tokens", "include_stop_str_in_output",
-        "cache_salt", "priority", "chat_template_kwargs", "structured_outputs",
+        "cache_salt", "priority", "chat_template_kwargs", "structured_outputs", "request_id",
     }
 )  # fmt: skip
 
@@ -155,6 +155,24 @@ class InputReasoning(msgspec.Struct, kw_only=True):
     content: list[dict[str, Any]] | None = None
     encrypted_content: str | None = None
     status: str | None = None
+
+
+class InputThought(msgspec.Struct, kw_only=True):
+    """A part of a reasoning item."""
+
+    type: str
+    text: str
+
+
+class FunctionChoice(msgspec.Struct, kw_only=True):
+    name: str
+    type: str = "function"
+
+
+class AllowedTools(msgspec.Struct, kw_only=True):
+    type: str
+    mode: str = ""
+    tools: list[dict[str, Any]] = []
 
 
 class ItemReference(msgspec.Struct, kw_only=True):
@@ -363,3 +381,4 @@ class ItemList(msgspec.Struct, frozen=True, kw_only=True):
 class InputTokens(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "response.input_tokens"
     input_tokens: int
+    warnings: list[FieldWarning] | UnsetType = UNSET

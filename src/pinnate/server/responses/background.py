@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from pinnate.core.errors import NotFoundError, PinnateError
 from pinnate.core.logs import log_fault
+from pinnate.server.body import log_warnings
 from pinnate.server.clocks import Clocks
 from pinnate.server.errors import StorageError, describe
 from pinnate.server.field_names import renamed
@@ -42,8 +43,7 @@ async def start(
         RequestError, EngineError: the engine does not take it; nothing is stored.
         StorageError: as `Store.add`; nothing is submitted.
     """
-    if job.warnings:
-        _logger.warning("%s: without effect: %r", job.id, [warning.param for warning in job.warnings])
+    log_warnings(job.id, job.warnings)
     try:
         await store.add(record)
         with renamed(RENAMES):
@@ -89,6 +89,7 @@ class _Run:
         tally = Tally(job, self._state)
         outputs = merge(streams, job)
         clocks = Clocks(streams, self._state.settings.limits, self._engine.queue_seconds)
+        running = self._state.running.add(job, streams)
         try:
             async for batch in outputs:
                 tally.add(batch)
@@ -104,6 +105,7 @@ class _Run:
         finally:
             clocks.close()
             abort(streams)
+            self._state.running.remove(running)
             tally.close()
             self._state.metrics.record_stats(self._engine.stats)
             with contextlib.suppress(RuntimeError):

@@ -18,6 +18,7 @@ from pinnate.server.protocol.responses import (
     InputMessage,
     InputPart,
     InputReasoning,
+    InputThought,
     ItemReference,
 )
 
@@ -64,7 +65,7 @@ def _check(given: dict[str, Any], at: str, named: Mapping[str, Item], notes: Fie
     if kind == "function_call_output":
         return _output(convert(fields, InputCallOutput, at=at, notes=notes), at, notes)
     if kind == "reasoning":
-        return _reasoning(convert(fields, InputReasoning, at=at, notes=notes), at)
+        return _reasoning(convert(fields, InputReasoning, at=at, notes=notes), at, notes)
     if kind == "item_reference":
         reference = convert(fields, ItemReference, at=at, notes=notes)
         found = named.get(reference.id)
@@ -140,15 +141,17 @@ def _output(output: InputCallOutput, at: str, notes: FieldNotes) -> Item:
     }
 
 
-def _reasoning(item: InputReasoning, at: str) -> Item:
+def _reasoning(item: InputReasoning, at: str, notes: FieldNotes) -> Item:
     """`encrypted_content` cannot be read by anybody here; the text beside it can."""
     shown: Item = {"type": "reasoning", "id": item.id or new_id("rs"), "summary": [], "status": "completed"}
     for name, kind in (("summary", "summary_text"), ("content", "reasoning_text")):
-        parts = getattr(item, name) or []
-        for number, part in enumerate(parts):
-            if part.get("type") != kind or not isinstance(part.get("text"), str):
-                raise InvalidRequestError(f"{at}.{name}[{number}] must be a {kind}", param=f"{at}.{name}")
-        shown[name] = [{"type": kind, "text": part["text"]} for part in parts]
+        shown[name] = []
+        for number, part in enumerate(getattr(item, name) or []):
+            here = f"{at}.{name}[{number}]"
+            thought = convert(part, InputThought, at=here, notes=notes)
+            if thought.type != kind:
+                raise InvalidRequestError(f"{here}.type must be {kind}", param=f"{here}.type")
+            shown[name].append({"type": kind, "text": thought.text})
     return shown
 
 

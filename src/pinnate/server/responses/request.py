@@ -87,12 +87,14 @@ async def prepare(
     turn = Turn(before, check_items(request.input, named, notes))
     tools = [check_tool(tool, f"tools[{number}]", notes) for number, tool in enumerate(request.tools)]
     text, reasoning = _text(request, notes), _reasoning(request, notes)
-    chat_fields = _chat_fields(request, model, tools, text, reasoning) | extras
+    shape = _format(text, notes)
+    chat_fields = _chat_fields(request, model, tools, (text, shape, reasoning), notes) | extras
     messages, origins = _messages(request, turn)
     with renamed(RENAMES, origins):
         job = await chat.prepare(state, engine, chat_fields | {"messages": messages})
     warnings = (*notes.warnings, *job.warnings)
-    job = dataclasses.replace(job, id=new_id("resp"), warnings=warnings)
+    prompts = [dataclasses.replace(prompt, request_id=extras.get("request_id", "")) for prompt in job.prompts]
+    job = dataclasses.replace(job, id=new_id("resp"), prompts=prompts, warnings=warnings)
     response = Response(
         id=job.id,
         created_at=job.created,
@@ -109,7 +111,7 @@ async def prepare(
         safety_identifier=request.safety_identifier,
         store=request.store,
         temperature=request.temperature,
-        text={"format": _shown_format(text), "verbosity": text.verbosity or "medium"},
+        text={"format": _shown_format(shape), "verbosity": text.verbosity or "medium"},
         tool_choice=request.tool_choice,
         tools=tools,
         top_logprobs=request.top_logprobs or 0,
@@ -185,9 +187,9 @@ def _reasoning(request: ResponsesRequest, notes: FieldNotes) -> ReasoningOptions
     return options
 
 
-def _format(text: TextOptions) -> TextFormat:
+def _format(text: TextOptions, notes: FieldNotes) -> TextFormat:
     given = {name: value for name, value in text.format.items() if value is not None}
-    chosen = convert(given, TextFormat, at="text.format")
+    chosen = convert(given, TextFormat, at="text.format", notes=notes)
     if chosen.type == "json_schema":
         for name in ("name", "schema"):
             if getattr(chosen, name) is None:
@@ -197,8 +199,7 @@ def _format(text: TextOptions) -> TextFormat:
     return chosen
 
 
-def _shown_format(text: TextOptions) -> dict[str, Any]:
-    chosen = _format(text)
+def _shown_format(chosen: TextFormat) -> dict[str, Any]:
     if chosen.type != "json_schema":
         return {"type": chosen.type}
     return {
@@ -214,10 +215,11 @@ def _chat_fields(
     request: ResponsesRequest,
     model: str,
     tools: list[FunctionTool],
-    text: TextOptions,
-    reasoning: ReasoningOptions,
+    options: tuple[TextOptions, TextFormat, ReasoningOptions],
+    notes: FieldNotes,
 ) -> dict[str, Any]:
     """Everything but the messages, under the chat's names. What was not asked for is left out."""
+    text, chosen, reasoning = options
     fields: dict[str, Any] = {
         "model": model,
         "stream": request.stream,
@@ -232,13 +234,12 @@ def _chat_fields(
         fields["verbosity"] = text.verbosity
     if reasoning.effort is not None:
         fields["reasoning_effort"] = reasoning.effort
-    chosen = _format(text)
     if chosen.type == "json_schema":
         schema = {"name": chosen.name, "schema": chosen.schema, "strict": bool(chosen.strict)}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
     elif chosen.type == "json_object":
         fields["response_format"] = {"type": "json_object"}
-    return fields | tool_fields(request, tools)
+    return fields | tool_fields(request, tools, notes)
 
 
 def _messages(request: ResponsesRequest, turn: Turn) -> tuple[list[dict[str, Any]], list[str]]:

@@ -11,6 +11,7 @@ import asyncio
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response as HTTPResponse
 from starlette.routing import Route as HTTPRoute
@@ -18,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from pinnate.core.errors import InvalidRequestError
 from pinnate.server.auth import caller_of
-from pinnate.server.body import read_json
+from pinnate.server.body import log_warnings, read_json, read_nothing
 from pinnate.server.endpoint import GenerationEndpoint, Route, refusals_counted
 from pinnate.server.errors import ErrorObject, describe
 from pinnate.server.generation import Job, attend
@@ -164,7 +165,7 @@ class StoredResponses:
             await _send_json(send, DeletedResponse(id=response_id))
             return
         record = await self._store.get(namespace, response_id)
-        if request.query_params.get("stream") not in ("true", "True", "1"):
+        if not _flag(request, "stream"):
             await _send_json(send, record.current())
             return
         if record.events is None:
@@ -180,12 +181,16 @@ class StoredResponses:
         record = await self._store.get(caller_of(request.scope).namespace, request.path_params["id"])
         if not record.response.background:
             raise InvalidRequestError("only responses created with background: true can be cancelled", param="id")
+        notes = self._state.field_notes()
+        await read_nothing(request, self._state.settings.max_body_bytes, notes)
         while not record.ended:
             changed = record.changed
             if record.cancel is not None:  # else it is being stored
                 record.cancel()
             await changed.wait()
-        return _json(record.response)
+        if not notes.warnings:
+            return _json(record.response)
+        return _json(msgspec.structs.replace(record.response, **notes.members(record.id)))
 
     async def input_items(self, request: Request) -> HTTPResponse:
         """The conversation up to this response, newest first unless `order=asc`."""
@@ -218,11 +223,20 @@ class StoredResponses:
         engine = self._state.ready_engine()
         fields = await read_json(request, self._state.settings.max_body_bytes)
         plan = await prepare(self._state, engine, fields, self._store, caller_of(request.scope).namespace)
-        return _json(InputTokens(input_tokens=len(plan.job.prompts[0].token_ids)))
+        log_warnings("/v1/responses/input_tokens", plan.job.warnings)
+        warnings = list(plan.job.warnings) or UNSET
+        return _json(InputTokens(input_tokens=len(plan.job.prompts[0].token_ids), warnings=warnings))
 
 
 def _assembler(plan: Plan, vocabulary: Any) -> Assembler:
     return Assembler(plan.response, plan.job.new_parser(), vocabulary, logprobs=plan.wants_logprobs)
+
+
+def _flag(request: Request, name: str) -> bool:
+    given = request.query_params.get(name, "false").lower()
+    if given not in ("true", "false", "1", "0"):
+        raise InvalidRequestError(f"{name} must be true or false", param=name)
+    return given in ("true", "1")
 
 
 def _number(request: Request, name: str, low: int, high: int, *, default: int) -> int:

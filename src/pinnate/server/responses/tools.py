@@ -10,7 +10,7 @@ from typing import Any
 from pinnate.core.errors import InvalidRequestError, UnsupportedError
 from pinnate.server.body import FieldNotes, convert
 from pinnate.server.protocol.common import is_one_of
-from pinnate.server.protocol.responses import FunctionTool, ResponsesRequest
+from pinnate.server.protocol.responses import AllowedTools, FunctionChoice, FunctionTool, ResponsesRequest
 
 _NEUTRAL = {"defer_loading": is_one_of(False), "async": is_one_of(False), "allowed_callers": is_one_of([], ["direct"])}
 
@@ -24,38 +24,38 @@ def check_tool(given: dict[str, Any], at: str, notes: FieldNotes) -> FunctionToo
     return convert(fields, FunctionTool, at=at, unsupported=_NEUTRAL, notes=notes)
 
 
-def tool_fields(request: ResponsesRequest, tools: list[FunctionTool]) -> dict[str, Any]:
+def tool_fields(request: ResponsesRequest, tools: list[FunctionTool], notes: FieldNotes) -> dict[str, Any]:
     choice = request.tool_choice
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-        tools, choice = _allowed(choice, tools)
+        tools, choice = _allowed(choice, tools, notes)
     elif isinstance(choice, dict):
         if choice.get("type") != "function":
             shown = str(choice.get("type"))[:64]
             raise UnsupportedError(
                 f"tool_choice: type {shown} is not supported, only function and allowed_tools", param="tool_choice.type"
             )
-        if not isinstance(choice.get("name"), str):
-            raise InvalidRequestError("tool_choice.name is required", param="tool_choice.name")
-        choice = {"type": "function", "function": {"name": choice["name"]}}
+        chosen = convert(choice, FunctionChoice, at="tool_choice", notes=notes)
+        choice = {"type": "function", "function": {"name": chosen.name}}
     if not tools and choice == "auto":
         return {}
     shown_tools = [{"type": "function", "function": _function(tool)} for tool in tools]
     return {"tools": shown_tools, "tool_choice": choice, "parallel_tool_calls": request.parallel_tool_calls}
 
 
-def _allowed(choice: dict[str, Any], tools: list[FunctionTool]) -> tuple[list[FunctionTool], str]:
+def _allowed(choice: dict[str, Any], tools: list[FunctionTool], notes: FieldNotes) -> tuple[list[FunctionTool], str]:
     """`allowed_tools`: the model sees these alone."""
-    mode, named = choice.get("mode"), choice.get("tools")
-    if mode not in ("auto", "required"):
+    allowed = convert(choice, AllowedTools, at="tool_choice", notes=notes)
+    if allowed.mode not in ("auto", "required"):
         raise InvalidRequestError("tool_choice.mode must be auto or required", param="tool_choice.mode")
-    if not isinstance(named, list) or not all(isinstance(tool, dict) for tool in named):
-        raise InvalidRequestError("tool_choice.tools must be a list of objects", param="tool_choice.tools")
-    names = [tool.get("name") for tool in named]
+    names = [
+        convert(tool, FunctionChoice, at=f"tool_choice.tools[{number}]", notes=notes).name
+        for number, tool in enumerate(allowed.tools)
+    ]
     known = {tool.name for tool in tools}
     for name in names:
         if name not in known:
             raise InvalidRequestError(f"tool_choice.tools: no tool is called {name!r}", param="tool_choice.tools")
-    return [tool for tool in tools if tool.name in names], mode
+    return [tool for tool in tools if tool.name in names], allowed.mode
 
 
 def _function(tool: FunctionTool) -> dict[str, Any]:

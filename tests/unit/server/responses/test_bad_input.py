@@ -19,7 +19,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
     ({"input": [{"type": "computer_call"}]}, "input[0].type"),
     ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
-    ({"input": [{"type": "reasoning", "summary": [{"type": "x"}]}]}, "input[0].summary"),
+    ({"input": [{"type": "reasoning", "summary": [{"type": "x"}]}]}, "input[0].summary[0].text"),
     ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type"),
     ({"input": "x", "tools": [{"type": "mcp"}]}, "tools[0].type"),
     ({"input": "x", "tools": [{"type": "function"}]}, "tools[0].name"),
