@@ -114,7 +114,8 @@ def joined_message(events: list[dict[str, Any]]) -> dict[str, Any]:
             blocks.append({"type": block["type"], "name": block.get("name"), "text": ""})
         elif event["type"] == "content_block_delta":
             delta = event["delta"]
-            blocks[event["index"]]["text"] += delta.get("text", "") + delta.get("partial_json", "")
+            for name in ("text", "thinking", "partial_json"):
+                blocks[event["index"]]["text"] += delta.get(name, "")
     end = next(event for event in events if event["type"] == "message_delta")
     return {"blocks": [_with_input(block) for block in blocks], "end": end["delta"], "tokens": _tokens(end["usage"])}
 
@@ -134,7 +135,7 @@ def seen_message(message: dict[str, Any]) -> dict[str, Any]:
         {
             "type": block["type"],
             "name": block.get("name"),
-            "text": block["input"] if "input" in block else block["text"],
+            "text": next(block[name] for name in ("input", "text", "thinking") if name in block),
         }
         for block in message["content"]
     ]

@@ -95,6 +95,7 @@ class Assembler:
         return [*created, self._state("response.in_progress", "in_progress")]
 
     def push(self, text: str, num_tokens: int = 0, logprobs: Sequence[TokenLogprobs] = ()) -> list[Event]:
+        """`logprobs`: of the tokens but one that ends the turn, which belongs to no text."""
         self._unclaimed += logprobs
         return self._take(self._segments.push(text, num_tokens))
 
@@ -103,7 +104,7 @@ class Assembler:
         if reason not in ("stop", "length"):
             return self.fail(ErrorObject(f"the request ended early: {reason}", "server_error", None, reason))
         status: Literal["completed", "incomplete"] = "incomplete" if reason == "length" else "completed"
-        events = self._take(self._segments.finish(), status)
+        events = self._take(self._segments.finish(), status, at_end=True)
         if not self._items:
             events += [*self._begin(Begin("text")), *self._end(status)]  # an answer without any text
         if status == "incomplete":
@@ -137,8 +138,9 @@ class Assembler:
 
     # --- items ---
 
-    def _take(self, steps: list[Step], last_status: ItemStatus = "completed") -> list[Event]:
-        """`last_status` is that of the item which is open after all others, if `steps` end it."""
+    def _take(self, steps: list[Step], last_status: ItemStatus = "completed", *, at_end: bool = False) -> list[Event]:
+        """`last_status` is that of the item which is open after all others, if `steps` end it. `at_end`: no tokens
+        follow, so that those without text of their own (a stop string that is not shown) come in an empty delta."""
         events: list[Event] = []
         for number, step in enumerate(steps, start=1):
             if isinstance(step, Begin):
@@ -148,10 +150,15 @@ class Assembler:
             elif number < len(steps):
                 events += self._end("completed")
             else:  # nothing follows this item
+                if at_end and self._logprobs and self._unclaimed and self._is_text():
+                    events.append(self._delta(""))
                 self._claim(events)
                 events += self._end(last_status)
         self._claim(events)
         return events
+
+    def _is_text(self) -> bool:
+        return self._open is not None and self._open.kind == "output_text"
 
     def _begin(self, begin: Begin) -> list[Event]:
         self._open = _opened(begin)
