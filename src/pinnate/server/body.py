@@ -144,7 +144,7 @@ async def read_nothing(request: Request, limit: int, notes: FieldNotes) -> None:
     """
     body = await _read(request.receive, limit)
     for name in decode_object(body) if body.strip() else ():
-        notes.unknown(_shorten(name))
+        notes.unknown(shorten(name))
 
 
 async def _read(receive: Receive, limit: int) -> bytes:
