@@ -24,7 +24,7 @@
       ISA::register_gemm(t);                \
       ROWS::register_quant(t);              \
       ROWS::register_rows(t);               \
-      ROWS::register_attention(t);          \
+      ISA::register_attention(t);          \
       ROWS::register_sample(t);             \
       ISA::register_peak(t);                \
       return t;                             \

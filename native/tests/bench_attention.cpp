@@ -20,12 +20,14 @@
 
 #include <sys/mman.h>
 
+#include "../src/cpu.h"
 #include "../src/kernels.h"
 
 namespace pinnate {
 namespace portable { void register_attention(KernelTable& t); }
 namespace avx2 { void register_attention(KernelTable& t); }
 namespace avx512 { void register_attention(KernelTable& t); }
+namespace amx { void register_attention(KernelTable& t); }
 }  // namespace pinnate
 
 namespace {
@@ -165,7 +167,12 @@ int main(int argc, char** argv) {
   const std::string isa = argc > 1 ? argv[1] : "avx512";
   const int threads = argc > 2 ? std::atoi(argv[2]) : 1, repeats = argc > 3 ? std::atoi(argv[3]) : 5;
   KernelTable t{};
-  if (isa == "avx512") avx512::register_attention(t);
+  if (isa == "amx" && !cpu_runs("amx")) {
+    std::fprintf(stderr, "this CPU has no AMX\n");
+    return 1;
+  }
+  if (isa == "amx") amx::register_attention(t);
+  else if (isa == "avx512") avx512::register_attention(t);
   else if (isa == "avx2") avx2::register_attention(t);
   else portable::register_attention(t);
   const char* part = argc > 4 ? argv[4] : "";

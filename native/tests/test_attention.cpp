@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "../src/cpu.h"
 #include "../src/kernels.h"
 #include "isa_check.h"
 
@@ -17,6 +18,7 @@ namespace pinnate {
 namespace portable { void register_attention(KernelTable& t); }
 namespace avx2 { void register_attention(KernelTable& t); }
 namespace avx512 { void register_attention(KernelTable& t); }
+namespace amx { void register_attention(KernelTable& t); }
 }  // namespace pinnate
 
 using namespace pinnate;
@@ -29,6 +31,7 @@ struct Shape {
   Act act;
   int page_size = 16, window = 0, rotary = -1;  // -1: the whole head
   bool norm = false, int8 = false;
+  float softcap = 0;
   int width() const { return (heads + 2 * kv_heads) * head_dim; }
   int rotated() const { return rotary < 0 ? head_dim : rotary; }
   float scale() const { return 1.0f / std::sqrt(static_cast<float>(head_dim)); }
@@ -156,7 +159,7 @@ std::vector<std::vector<unsigned char>> serve(const KernelTable& t, const Shape&
     t.qkv(qa, tokens / 2, tokens);
     t.qkv(qa, 0, tokens / 2);
     AttentionArgs aa{q.data(), static_cast<int64_t>(ldq), s.heads, kv, s.scale(), s.window, static_cast<int>(who.size()), starts.data(),
-                     contexts.data(), page_offsets.data(), page_indices.data(), pool, out.data(), static_cast<int64_t>(ldq), nullptr};
+                     contexts.data(), page_offsets.data(), page_indices.data(), pool, out.data(), static_cast<int64_t>(ldq), nullptr, s.softcap};
     std::vector<unsigned char> shared(t.attention_shared(aa), 0xFF);
     aa.shared = shared.data();
     const int64_t items = t.attention_begin(aa);
@@ -240,7 +243,8 @@ void check_values(const Shape& s, const Rows& rows, const std::vector<unsigned c
       const int first = s.window ? std::max(0, p - s.window + 1) : 0;
       double top = -1e300, sum = 0;
       for (int j = first; j <= p; ++j) {
-        weights.push_back(s.scale() * std::inner_product(q.begin(), q.end(), keys[j].begin(), 0.0));
+        const double score = s.scale() * std::inner_product(q.begin(), q.end(), keys[j].begin(), 0.0);
+        weights.push_back(s.softcap > 0 ? s.softcap * std::tanh(score / s.softcap) : score);
         top = std::max(top, weights.back());
       }
       for (double& w : weights) sum += w = std::exp(w - top);
@@ -265,7 +269,7 @@ void test_values(const KernelTable& t) {
     const Shape shapes[] = {
         {3, 1, 64, act}, {9, 3, 64, act}, {8, 1, 8, act}, {2, 2, 80, act, 48}, {4, 2, 96, act, 32, 40},
         {3, 3, 128, act, 16, 0, -1, true}, {4, 4, 16, act, 16, 1}, {8, 1, 10, act, 16, 65, 2, true}, {2, 1, 2, act, 64, 0, 0},
-        {3, 1, 34, act, 16, 100, 18},
+        {3, 1, 34, act, 16, 100, 18}, {4, 1, 64, act, 16, 0, 0, false, false, 3.0f}, {5, 1, 144, act, 48},
     };
     for (const Shape& s : shapes) {
       const std::vector<Rows> seqs{random_rows(s, 150, 1), random_rows(s, 1, 2), random_rows(s, 67, 3)};
@@ -417,5 +421,9 @@ void test_all(const char* name, void (*reg)(KernelTable&)) {
 }  // namespace
 
 int main() {
+  if (cpu_runs("amx")) {
+    __builtin_ia32_ldmxcsr(__builtin_ia32_stmxcsr() | 0x8040);  // FTZ, DAZ
+    test_all("amx", amx::register_attention);
+  }
   return for_every_isa("test_attention", test_all, portable::register_attention, avx2::register_attention, avx512::register_attention);
 }

@@ -9,12 +9,23 @@
 #include <cmath>
 
 #include "simd.h"
+#if defined(__AMX_BF16__)
+#include "amx.h"
+#endif
 
 namespace pinnate::PINNATE_KERNEL_ISA {
 namespace {
 
 #include "attention_micro.inl"
 #include "attention_items.inl"
+#if defined(__AMX_BF16__)
+#include "attention_amx.inl"
+constexpr bool kAMX = true;
+constexpr int kScored = 2 * kGroup;  // query rows whose scores are held at most
+#else
+constexpr bool kAMX = false;
+constexpr int kScored = 8;
+#endif
 #include "attention_pages.inl"
 
 size_t kv_page_bytes(const KVLayout& kv) { return static_cast<size_t>(Geometry(kv).page); }
@@ -83,17 +94,29 @@ struct State {
   static State at(const Geometry& g, float* memory) { return {memory, memory + g.columns, memory + g.columns + 16}; }
 };
 
-// total = total joined by `part`, which follows it. An empty state (reference -FLT_MAX, zeros) on either side changes nothing.
-void fold(const Geometry& g, float scale, const State& total, const State& part) {
-  alignas(64) float factor[16] = {};
-  const float newest = *part.reference > *total.reference ? *part.reference : *total.reference;
-  factor[0] = (*total.reference - newest) * scale;
-  factor[1] = (*part.reference - newest) * scale;
-  store(factor, exp(load(factor)));
-  const vf old = set1(factor[0]), fresh = set1(factor[1]);
-  for (int64_t i = 0; i < g.columns; i += kWidth) store(total.out + i, fma(load(part.out + i), fresh, load(total.out + i) * old));
-  store(total.sums, fma(load(part.sums), fresh, load(total.sums) * old));
-  *total.reference = newest;
+// Each of `rows` totals joined by its part, which follows it. An empty state (reference -FLT_MAX, zeros) on either side changes
+// nothing. `stride`: floats between states.
+void fold(const Geometry& g, float scale, int64_t rows, const State& totals, const State& parts, int64_t stride) {
+  constexpr int kTogether = 8;
+  for (int64_t r = 0; r < rows; r += kTogether) {
+    const int64_t some = rows - r < kTogether ? rows - r : kTogether;
+    alignas(64) float factor[2 * kTogether] = {};
+    for (int64_t i = 0; i < some; ++i) {
+      float& old = totals.reference[(r + i) * stride];
+      const float fresh = parts.reference[(r + i) * stride], newest = fresh > old ? fresh : old;
+      factor[2 * i] = (old - newest) * scale;
+      factor[2 * i + 1] = (fresh - newest) * scale;
+      old = newest;
+    }
+    for (int i = 0; i < 2 * kTogether; i += kWidth) store(factor + i, exp(load(factor + i)));
+    for (int64_t i = 0; i < some; ++i) {
+      const vf old = set1(factor[2 * i]), fresh = set1(factor[2 * i + 1]);
+      float *total = totals.out + (r + i) * stride, *total_sums = totals.sums + (r + i) * stride;
+      const float *part = parts.out + (r + i) * stride, *part_sums = parts.sums + (r + i) * stride;
+      for (int64_t n = 0; n < g.columns; n += kWidth) store(total + n, fma(load(part + n), fresh, load(total + n) * old));
+      store(total_sums, fma(load(part_sums), fresh, load(total_sums) * old));
+    }
+  }
 }
 
 // Per-thread memory of an item, in floats, each part 64-byte aligned.
@@ -103,16 +126,18 @@ struct Scratch {
   int32_t* call_rows;  // [kItemRows] token * num_heads + head of each row
   float* totals;       // [kItemRows][State::floats] of the spans so far
   float* states;       // the same, of the span at hand
-  float* scores;       // [kRows][kBlock]
-  float* weights;      // [kRows][kBlock]
+  float* scores;       // [kScored][kBlock]
+  float* weights;      // [kScored][kBlock]
   unsigned char* wide; // with int8: the tiles of a block in lanes, keys and then values of each
+  unsigned char* operands;  // with AMX: the values of a block, and its keys where they have to be padded
 
   static int64_t align(int64_t floats) { return (floats + 15) / 16 * 16; }
   static int64_t row_floats(const Geometry& g) { return align(g.steps * 2) + 2 + 2 * State::floats(g); }
   static size_t bytes(const Geometry& g) {
-    return static_cast<size_t>(kItemRows * row_floats(g) + 2 * 8 * kBlock) * 4 + 64 +
-           static_cast<size_t>(kBlockTiles * wide_tile(g));
+    return static_cast<size_t>(kItemRows * row_floats(g) + 2 * kScored * kBlock) * 4 + 64 +
+           static_cast<size_t>(kBlockTiles * wide_tile(g) + (kAMX ? packed_values(g) + kBlockTiles * align(g.steps) * 64 : 0));
   }
+  static int64_t packed_values(const Geometry& g) { return kBlock * (g.columns + 16) * 2; }  // bytes
   static int64_t wide_keys(const Geometry& g) { return g.steps * kTile * 4; }  // bytes
   static int64_t wide_tile(const Geometry& g) { return wide_keys(g) + kTile / g.per * g.columns * 4; }
 
@@ -123,8 +148,9 @@ struct Scratch {
     totals = q + kItemRows * (align(g.steps * 2) + 2);
     states = totals + kItemRows * State::floats(g);
     scores = states + kItemRows * State::floats(g);
-    weights = scores + 8 * kBlock;
-    wide = reinterpret_cast<unsigned char*>(weights + 8 * kBlock);
+    weights = scores + kScored * kBlock;
+    wide = reinterpret_cast<unsigned char*>(weights + kScored * kBlock);
+    operands = wide + align(kBlockTiles * wide_tile(g));
   }
 };
 
@@ -170,15 +196,16 @@ struct Span {
   int64_t low, high;
 };
 
-// Scores of R rows -> weights, and their sums added to the states. A row's reference follows its maximum only where a weight
+// Scores of R rows (Most at most, itself 16 at most) -> weights, and their sums added to the states unless that is done with
+// the values (Summed). A row's reference follows its maximum only where a weight
 // would exceed e^kSlack, which is rare after the first block; then what the state has is scaled.
-template <Act A>
+template <Act A, int Most, bool Summed = false>
 void update_softmax(int64_t R, int tiles, float scale, const Span* spans, float* s, float* p, const State& states,
                     int64_t stride, int64_t columns) {
   const int even_tiles = (tiles + 1) / 2 * 2;
   const float slack = kSlack / scale;
   bool rescale = false;
-  vf largest[kRows];
+  vf largest[Most];
   for (int64_t r = 0; r < R; ++r) {
     float* row = s + r * kBlock;
     const int64_t low = spans[r].low, high = spans[r].high;
@@ -217,9 +244,9 @@ void update_softmax(int64_t R, int tiles, float scale, const Span* spans, float*
       vf w[2 * kTileVecs];
       unrolled<2 * kTileVecs>(PINNATE_EACH(n) { w[n] = weight(load(row + t * kTile + n * kWidth)); });
       constexpr int64_t words = kTile / Dot<A>::kPer * Dot<A>::kWords;
-      sum = store_weights<A>(w, p + r * (kBlockTiles * words) + t * words, sum);
+      sum = store_weights<A, Summed>(w, p + r * (kBlockTiles * words) + t * words, sum);
     }
-    store(states.sums + r * stride, sum);
+    if (!Summed) store(states.sums + r * stride, sum);
   }
 }
 
@@ -234,6 +261,7 @@ template <int Max, class F>
 
 template <Act A>
 struct ItemRun {
+  static constexpr bool kTiled = kAMX && A == Act::kBF16;
   const AttentionArgs& a;
   const Geometry g;
   const Shared shared;
@@ -245,7 +273,7 @@ struct ItemRun {
 
   ItemRun(const AttentionArgs& args, const Shared& all, int64_t which, unsigned char* memory)
       : a(args), g(args.kv), shared(all), item(all.items[which]), members(all.members + item.first_member), m(g, memory),
-        group(group_size(args)), q_words(g.steps * Dot<A>::kWords), stride(State::floats(g)),
+        group(group_size(args)), q_words(kTiled ? Scratch::align(g.steps) : g.steps * Dot<A>::kWords), stride(State::floats(g)),
         key_stride(a.kv.int8 ? kTile * 4 : g.key_stride), value_stride(g.columns * 4) {}
 
   int64_t position(int64_t r) const { return m.positions[r]; }
@@ -256,8 +284,9 @@ struct ItemRun {
   State state(float* states, int64_t r) const { return State::at(g, states + r * stride); }
 
   void run() const {
+    if (kTiled) memset(m.q, 0, static_cast<size_t>(item.rows * q_words) * 4);
     for (int64_t i = 0; i < item.members; ++i) load_member(members[i]);
-    memset(m.scores, 0, kRows * kBlock * 4);
+    memset(m.scores, 0, kScored * kBlock * 4);
     if (item.parts > 1) {
       for (int64_t i = 0; i < item.spans; ++i) run_span(item.first_span + i, stored(item.first_span - item.block_span + i));
       return finish_part();
@@ -265,7 +294,7 @@ struct ItemRun {
     run_span(item.first_span, m.totals);
     for (int64_t i = 1; i < item.spans; ++i) {
       run_span(item.first_span + i, m.states);
-      for (int64_t r = 0; r < item.rows; ++r) fold(g, a.scale, state(m.totals, r), state(m.states, r));
+      fold(g, a.scale, item.rows, state(m.totals, 0), state(m.states, 0), stride);
     }
     for (int64_t r = 0; r < item.rows; ++r) write_row(r, state(m.totals, r));
   }
@@ -292,11 +321,9 @@ struct ItemRun {
   // The part that finishes last writes the rows.
   void finish_part() const {
     if (__atomic_add_fetch(&shared.counters[item.block], 1, __ATOMIC_ACQ_REL) != item.parts) return;
-    for (int64_t r = 0; r < item.rows; ++r) {
-      const State total = state(stored(0), r);
-      for (int64_t i = 1; i < item.block_spans; ++i) fold(g, a.scale, total, state(stored(i), r));
-      write_row(r, total);
-    }
+    for (int64_t i = 1; i < item.block_spans; ++i)
+      fold(g, a.scale, item.rows, state(stored(0), 0), state(stored(i), 0), stride);
+    for (int64_t r = 0; r < item.rows; ++r) write_row(r, state(stored(0), r));
   }
 
   // Neighbouring members that read the same keys at `start`, and the tiles of those that some row sees.
@@ -382,11 +409,89 @@ struct ItemRun {
     return wide;
   }
 
-  // `block`: the keys of the run in lanes.
-  void run_block(const Run& run, const BlockTiles& block, const BlockTiles* next, float* states) const {
+#if defined(__AMX_BF16__)
+  struct Group {  // of query rows that are computed together
+    int64_t row, rows, tokens;  // leading tokens of the block that some row sees
+    float* scores;
+  };
+
+  template <bool Both>
+  void score_group(const BlockTiles& block, const Group& group) const {
+    const int tiles = static_cast<int>((group.tokens + kTile - 1) / kTile);
+    const int64_t steps = q_words / kTileRows, keys_apart = g.steps % kTileRows ? 64 : key_stride;
+    const float* q = m.q + group.row * q_words;
+    for (int t = 0; t + 2 <= tiles; t += 2)
+      score_with_tiles<Both, 2>(q, q_words * 4, block.keys + t, keys_apart, steps, group.scores + t * kTile);
+    if (tiles % 2)
+      score_with_tiles<Both, 1>(q, q_words * 4, block.keys + tiles - 1, keys_apart, steps, group.scores + (tiles - 1) * kTile);
+  }
+
+  void weigh_group(int64_t start, const Group& group, const State& states) const {
+    const int tiles = static_cast<int>((group.tokens + kTile - 1) / kTile);
+    cap_scores(group.scores, group.rows, tiles);
+    for (int64_t i = 0; i < group.rows; i += kTileRows) {
+      const int64_t rows = group.rows - i < kTileRows ? group.rows - i : kTileRows, first = group.row + i;
+      Span spans[kTileRows];
+      for (int64_t j = 0; j < rows; ++j) spans[j] = {first_key(first + j) - start, position(first + j) + 1 - start};
+      const State half = {states.out + i * stride, states.sums + i * stride, states.reference + i * stride};
+      update_softmax<A, kTileRows, true>(rows, tiles, a.scale, spans, group.scores + i * kBlock, m.weights + i * kBlock / 2, half,
+                                   stride, g.columns);
+    }
+  }
+
+  template <bool Both>
+  void add_group(const Group& group, const State& states) const {
+    const int64_t chunks = (group.tokens + kChunk - 1) / kChunk, step = (g.columns + kTileRows) * 64;
+    const int64_t pairs = (g.columns + kTileRows) / (2 * kTileRows);
+    const unsigned char* values = m.operands;
+    float* out = states.out;
+    for (int64_t n = 0; n < pairs; ++n, values += 2 * kTileBytes, out += 2 * kTileRows)
+      add_with_tiles<Both, 2>(m.weights, values, step, chunks, out, stride * 4);
+    if (g.columns % (2 * kTileRows) == 0) add_with_tiles<Both, 1>(m.weights, values, step, chunks, out, stride * 4);
+  }
+
+  // Scores of one group are computed between the weights of the one before it and their use: a tile is loaded from fresh
+  // stores only once they have left for the cache.
+  void run_block_tiled(const Run& run, const BlockTiles& lanes, const BlockTiles* next, float* states) const {
+    const int64_t seen = end_key(members[run.member]) - run.start;
+    pack_values(lanes, next, value_stride, g.columns, seen < kBlock ? seen : kBlock, m.operands);
+    BlockTiles block = lanes;
+    if (g.steps % kTileRows) pad_keys(block, run.tiles, key_stride, g.steps, m.operands + Scratch::packed_values(g));
+    if (next)
+      for (int t = 0; t < kBlockTiles; ++t)
+        for (int64_t s = 0; s < g.steps; ++s) fetch_ahead(next->keys[t] + s * g.key_stride);
+    TileScope scope;
+    int64_t configured = 0;
+    const auto configure = [&](const Group& group) {
+      if (group.rows != configured) configure_tiles(scope, configured = group.rows);
+    };
+    const auto score = [&](const Group& group) {
+      configure(group);
+      group.rows > kTileRows ? score_group<true>(block, group) : score_group<false>(block, group);
+    };
+    Group last = {0, 0, 0, m.scores + kGroup * kBlock};
+    const auto finish_last = [&](const Group* following) {
+      if (last.rows) weigh_group(run.start, last, state(states, last.row));
+      if (following) score(*following);
+      if (!last.rows) return;
+      configure(last);
+      last.rows > kTileRows ? add_group<true>(last, state(states, last.row)) : add_group<false>(last, state(states, last.row));
+    };
+    for_groups<kGroup>(run, [&](int64_t r, int64_t rows, int64_t tokens) {
+      const Group group = {r, rows, tokens, last.scores == m.scores ? m.scores + kGroup * kBlock : m.scores};
+      finish_last(&group);
+      last = group;
+    });
+    finish_last(nullptr);
+  }
+#endif
+
+  // f(first row, rows, leading keys of the block that some of them sees) for each group of at most Most rows that sees any.
+  template <int Most, class F>
+  void for_groups(const Run& run, F&& f) const {
     const int64_t first = members[run.member].row, end = members[run.last - 1].row + members[run.last - 1].rows;
-    for (int64_t r = first; r < end; r += kRows) {
-      const int64_t rows = end - r < kRows ? end - r : kRows;
+    for (int64_t r = first; r < end; r += Most) {
+      const int64_t rows = end - r < Most ? end - r : Most;
       int64_t low = kBlock, high = 0;  // what some row sees
       for (int64_t i = r; i < r + rows; ++i) {
         const int64_t from = first_key(i) - run.start, to = position(i) + 1 - run.start;
@@ -394,8 +499,19 @@ struct ItemRun {
         high = to > high ? to : high;
       }
       if (high <= 0 || low >= kBlock) continue;
-      run_rows(block, r == first ? next : nullptr, run.start, r, rows, high < kBlock ? high : kBlock, state(states, r));
+      f(r, rows, high < kBlock ? high : kBlock);
     }
+  }
+
+  // `block`: the keys of the run in lanes.
+  void run_block(const Run& run, const BlockTiles& block, const BlockTiles* next, float* states) const {
+#if defined(__AMX_BF16__)
+    if constexpr (kTiled) return run_block_tiled(run, block, next, states);
+#endif
+    const int64_t first = members[run.member].row;
+    for_groups<kRows>(run, [&](int64_t r, int64_t rows, int64_t tokens) {
+      run_rows(block, r == first ? next : nullptr, run.start, r, rows, tokens, state(states, r));
+    });
   }
 
   // Rows [r, r + rows), with `states` for the first of them, against the first `tokens` keys of the block at `start`; fetches
@@ -414,16 +530,19 @@ struct ItemRun {
                                m.scores + t * kTile);
         });
     });
-    if (a.softcap > 0) {  // scores are not scaled yet
-      const vf in = set1(a.scale / a.softcap), out = set1(a.softcap / a.scale);
-      for (int64_t i = 0; i < rows; ++i)
-        for (int t = 0; t < tiles * kTile; t += kWidth) {
-          float* s = m.scores + i * kBlock + t;
-          store(s, tanh(load(s) * in) * out);
-        }
-    }
-    update_softmax<A>(rows, tiles, a.scale, spans, m.scores, m.weights, states, stride, g.columns);
+    cap_scores(m.scores, rows, tiles);
+    update_softmax<A, kRows>(rows, tiles, a.scale, spans, m.scores, m.weights, states, stride, g.columns);
     next ? add_values<true>(block, next, rows, tokens, states) : add_values<false>(block, next, rows, tokens, states);
+  }
+
+  void cap_scores(float* scores, int64_t rows, int tiles) const {
+    if (a.softcap <= 0) return;
+    const vf in = set1(a.scale / a.softcap), out = set1(a.softcap / a.scale);  // scores are not scaled yet
+    for (int64_t i = 0; i < rows; ++i)
+      for (int t = 0; t < tiles * kTile; t += kWidth) {
+        float* s = scores + i * kBlock + t;
+        store(s, tanh(load(s) * in) * out);
+      }
   }
 
   template <bool Ahead>
@@ -443,9 +562,9 @@ struct ItemRun {
   }
 
   void write_row(int64_t r, const State& state) const {
-    const vf sum = set1(reduce_add(load(state.sums)));
+    const vf inverse = set1(1.0f / reduce_add(load(state.sums)));
     // + 0 turns -0 into +0: whether masked zeros were added to a zero must not show
-    for (int64_t i = 0; i < g.columns; i += kWidth) store(state.out + i, load(state.out + i) / sum + set1(0.0f));
+    for (int64_t i = 0; i < g.columns; i += kWidth) store(state.out + i, load(state.out + i) * inverse + set1(0.0f));
     const int64_t row = m.call_rows[r], at = row / a.num_heads * a.ldo + row % a.num_heads * a.kv.head_dim;
     store_act_row(state.out, static_cast<unsigned char*>(a.out) + static_cast<size_t>(at) * act_bytes(A), A, a.kv.head_dim);
   }

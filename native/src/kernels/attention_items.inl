@@ -7,7 +7,11 @@
 // and span in the shared memory; the item that finishes last folds them, in the order of the spans.
 
 constexpr int64_t kSpan = 512;     // keys; spans start at multiples of it. A multiple of kBlock
-constexpr int64_t kItemRows = 96;  // query rows of a block at most: they share one pass over the keys
+#if defined(__AMX_BF16__)
+constexpr int64_t kItemRows = 192;  // query rows of a block at most: they share one pass over the keys
+#else
+constexpr int64_t kItemRows = 96;
+#endif
 constexpr int64_t kEnough = 16;    // items that a few threads share evenly
 static_assert(kSpan % kBlock == 0);
 

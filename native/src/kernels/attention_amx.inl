@@ -1,0 +1,113 @@
+// Products for attention.cpp on AMX tiles: what attention_micro.inl does, for up to kGroup query rows together.
+//
+// A tile register holds 16 rows of 64 bytes. A tile of keys as it lies in its page is a right operand already: a row for each
+// pair of elements, a lane for each token. Values are repacked for each block of keys, kChunk tokens to a step, whose pages may
+// lie apart. The steps are the same for every page size, and no row is mixed with another (amx.h).
+//
+// Tile registers: 0 to 3 accumulators, [half of the rows][right operand]; 4 and 5 left operands; 6 and 7 right operands.
+
+constexpr int kGroup = 2 * kTileRows;  // query rows
+constexpr int kChunk = kTileK;         // tokens of a step of p . v
+
+// Accumulators and left operands get exactly `rows` rows (1 to kGroup), so that nothing is stored past them.
+inline void configure_tiles(TileScope& scope, int64_t rows) {
+  TileConfig config;
+  const int64_t first = rows < kTileRows ? rows : kTileRows, second = rows - first;
+  config.shape(0, first), config.shape(1, first), config.shape(4, first);
+  if (second > 0) config.shape(2, second), config.shape(3, second), config.shape(5, second);
+  config.shape(6, kTileRows), config.shape(7, kTileRows);
+  scope.configure(config);
+}
+
+// To the second cache: what a block works with fills the first.
+inline void fetch_ahead(const unsigned char* line) { __builtin_prefetch(line, 0, 2); }
+
+// One step: N right operands, at `right` and `other`, times the rows of the left operand.
+template <bool Both, int N>
+[[gnu::always_inline]] inline void multiply_tiles(const void* left, int64_t left_stride, const unsigned char* right,
+                                                  const unsigned char* other, int64_t right_stride) {
+  _tile_loadd(6, right, right_stride);
+  _tile_loadd(4, left, left_stride);
+  _tile_dpbf16ps(0, 4, 6);
+  if constexpr (N == 2) {
+    _tile_loadd(7, other, right_stride);
+    _tile_dpbf16ps(1, 4, 7);
+  }
+  if constexpr (Both) {
+    _tile_loadd(5, static_cast<const unsigned char*>(left) + kTileRows * left_stride, left_stride);
+    _tile_dpbf16ps(2, 5, 6);
+    if constexpr (N == 2) _tile_dpbf16ps(3, 5, 7);
+  }
+}
+
+template <bool Both, int N>
+[[gnu::always_inline]] inline void store_tiles(float* out, int64_t stride) {  // stride: bytes
+  unsigned char* second = reinterpret_cast<unsigned char*>(out) + kTileRows * stride;
+  _tile_stored(0, out, stride);
+  if constexpr (N == 2) _tile_stored(1, out + kTileRows, stride);
+  if constexpr (Both) _tile_stored(2, second, stride);
+  if constexpr (Both && N == 2) _tile_stored(3, second + 64, stride);
+}
+
+// s[r][token] = q[r] . key[token] for N tiles of keys; q rows are q_stride bytes apart, s rows kBlock floats.
+template <bool Both, int N>
+void score_with_tiles(const float* q, int64_t q_stride, const unsigned char* const* keys, int64_t key_stride, int64_t steps,
+                      float* s) {
+  before_tile_loads();
+  _tile_zero(0);
+  if constexpr (N == 2) _tile_zero(1);
+  if constexpr (Both) _tile_zero(2);
+  if constexpr (Both && N == 2) _tile_zero(3);
+  for (int64_t i = 0; i < steps; ++i) {
+    const int64_t at = i * kTileRows * key_stride;
+    multiply_tiles<Both, N>(q + i * kTileRows, q_stride, keys[0] + at, N == 2 ? keys[1] + at : nullptr, key_stride);
+  }
+  store_tiles<Both, N>(s, kBlock * 4);
+}
+
+// out[r][columns] += sum over the tokens of `chunks` chunks of p[r][token] * value[token], for N tiles of columns. `values`: the
+// first of these columns as pack_values leaves them, with `step` bytes between chunks.
+template <bool Both, int N>
+void add_with_tiles(const float* p, const unsigned char* values, int64_t step, int64_t chunks, float* out, int64_t stride) {
+  constexpr int64_t kStride = kBlock / 2 * 4;  // of p
+  unsigned char* second = reinterpret_cast<unsigned char*>(out) + kTileRows * stride;
+  before_tile_loads();
+  _tile_loadd(0, out, stride);
+  if constexpr (N == 2) _tile_loadd(1, out + kTileRows, stride);
+  if constexpr (Both) _tile_loadd(2, second, stride);
+  if constexpr (Both && N == 2) _tile_loadd(3, second + 64, stride);
+  for (int64_t i = 0; i < chunks; ++i)
+    multiply_tiles<Both, N>(p + i * kTileRows, kStride, values + i * step, values + i * step + kTileBytes, 64);
+  store_tiles<Both, N>(out, stride);
+}
+
+// The values of the first `tokens` tokens of a block as right operands: [chunk][16 columns][kChunk / 2 pairs of tokens][16]. A
+// last column of ones (and 15 of zeros) makes the sum of the weights part of the product: it follows the others in State. What lies in the slots past them becomes zero: it may be no number. Fetches the values of `next` meanwhile unless null.
+inline void pack_values(const BlockTiles& block, const BlockTiles* next, int64_t value_stride, int64_t columns, int64_t tokens,
+                        unsigned char* out) {
+  constexpr int64_t kPairs = kTile / 2;
+  const int64_t tiles = (tokens + kChunk - 1) / kChunk * (kChunk / kTile);
+  for (int64_t t = 0; t < tiles; ++t) {
+    unsigned char* to = out + t / 2 * (columns * 64 + kTileBytes) + t % 2 * (kPairs * 64);
+    for (int64_t s = 0; s < kPairs; ++s) {
+      const int64_t rest = tokens - t * kTile - 2 * s;  // from this pair on
+      const __mmask32 kept = rest >= 2 ? ~__mmask32{0} : rest == 1 ? __mmask32{0x55555555} : __mmask32{0};
+      const unsigned char* line = block.values[rest > 0 ? t : 0] + s * value_stride;
+      for (int64_t n = 0; n < columns / kTileRows; ++n)
+        _mm512_store_si512(to + n * kTileBytes + s * 64, _mm512_maskz_loadu_epi16(kept, line + n * 64));
+      _mm512_store_si512(to + columns / kTileRows * kTileBytes + s * 64, _mm512_maskz_set1_epi32(1, 0x3f803f80));
+      if (next)
+        for (int64_t n = 0; n < value_stride; n += 64) fetch_ahead(next->values[t] + s * value_stride + n);
+    }
+  }
+}
+
+// Tiles of keys whose steps do not fill a tile register, with zeros up to whole ones: [16 tokens][steps, padded][16].
+inline void pad_keys(BlockTiles& block, int64_t tiles, int64_t key_stride, int64_t steps, unsigned char* out) {
+  const int64_t padded = (steps + kTileRows - 1) / kTileRows * kTileRows;
+  for (int64_t t = 0; t < tiles; ++t, out += padded * 64) {
+    for (int64_t s = 0; s < padded; ++s)
+      _mm512_store_si512(out + s * 64, s < steps ? _mm512_loadu_si512(block.keys[t] + s * key_stride) : _mm512_setzero_si512());
+    block.keys[t] = out;
+  }
+}
