@@ -270,6 +270,9 @@ struct ItemRun {
   const Scratch m;
   const int64_t group, q_words, stride;   // stride: floats between states
   const int64_t key_stride, value_stride;  // of lanes
+#if defined(__AMX_BF16__)
+  mutable Tiles tiles;  // of the thread that runs the item
+#endif
 
   ItemRun(const AttentionArgs& args, const Shared& all, int64_t which, unsigned char* memory)
       : a(args), g(args.kv), shared(all), item(all.items[which]), members(all.members + item.first_member), m(g, memory),
@@ -286,7 +289,7 @@ struct ItemRun {
   void run() const {
     if (kTiled) memset(m.q, 0, static_cast<size_t>(item.rows * q_words) * 4);
     for (int64_t i = 0; i < item.members; ++i) load_member(members[i]);
-    memset(m.scores, 0, kScored * kBlock * 4);
+    if (!kTiled) memset(m.scores, 0, kRows * kBlock * 4);
     if (item.parts > 1) {
       for (int64_t i = 0; i < item.spans; ++i) run_span(item.first_span + i, stored(item.first_span - item.block_span + i));
       return finish_part();
@@ -416,10 +419,12 @@ struct ItemRun {
   };
 
   template <bool Both>
-  void score_group(const BlockTiles& block, const Group& group) const {
+  void score_group(const BlockTiles& block, const Group& group, const BlockTiles* next) const {
     const int tiles = static_cast<int>((group.tokens + kTile - 1) / kTile);
     const int64_t steps = q_words / kTileRows, keys_apart = g.steps % kTileRows ? 64 : key_stride;
     const float* q = m.q + group.row * q_words;
+    for (int t = 0; t < kBlockTiles && next; ++t)
+      for (int64_t i = 0; i < g.steps; ++i) fetch_ahead(next->keys[t] + i * g.key_stride);
     for (int t = 0; t + 2 <= tiles; t += 2)
       score_with_tiles<Both, 2>(q, q_words * 4, block.keys + t, keys_apart, steps, group.scores + t * kTile);
     if (tiles % 2)
@@ -457,17 +462,11 @@ struct ItemRun {
     pack_values(lanes, next, value_stride, g.columns, seen < kBlock ? seen : kBlock, m.operands);
     BlockTiles block = lanes;
     if (g.steps % kTileRows) pad_keys(block, run.tiles, key_stride, g.steps, m.operands + Scratch::packed_values(g));
-    if (next)
-      for (int t = 0; t < kBlockTiles; ++t)
-        for (int64_t s = 0; s < g.steps; ++s) fetch_ahead(next->keys[t] + s * g.key_stride);
-    TileScope scope;
-    int64_t configured = 0;
-    const auto configure = [&](const Group& group) {
-      if (group.rows != configured) configure_tiles(scope, configured = group.rows);
-    };
+    const auto configure = [&](const Group& group) { tiles.configure_rows(group.rows); };
     const auto score = [&](const Group& group) {
       configure(group);
-      group.rows > kTileRows ? score_group<true>(block, group) : score_group<false>(block, group);
+      group.rows > kTileRows ? score_group<true>(block, group, next) : score_group<false>(block, group, next);
+      next = nullptr;
     };
     Group last = {0, 0, 0, m.scores + kGroup * kBlock};
     const auto finish_last = [&](const Group* following) {

@@ -9,15 +9,24 @@
 constexpr int kGroup = 2 * kTileRows;  // query rows
 constexpr int kChunk = kTileK;         // tokens of a step of p . v
 
-// Accumulators and left operands get exactly `rows` rows (1 to kGroup), so that nothing is stored past them.
-inline void configure_tiles(TileScope& scope, int64_t rows) {
-  TileConfig config;
-  const int64_t first = rows < kTileRows ? rows : kTileRows, second = rows - first;
-  config.shape(0, first), config.shape(1, first), config.shape(4, first);
-  if (second > 0) config.shape(2, second), config.shape(3, second), config.shape(5, second);
-  config.shape(6, kTileRows), config.shape(7, kTileRows);
-  scope.configure(config);
-}
+// Accumulators and left operands get exactly `count` rows (1 to kGroup), so that nothing is stored past them.
+class Tiles {
+ public:
+  void configure_rows(int64_t count) {
+    if (count == rows_) return;
+    rows_ = count;
+    TileConfig config;
+    const int64_t first = count < kTileRows ? count : kTileRows, second = count - first;
+    config.shape(0, first), config.shape(1, first), config.shape(4, first);
+    if (second > 0) config.shape(2, second), config.shape(3, second), config.shape(5, second);
+    config.shape(6, kTileRows), config.shape(7, kTileRows);
+    scope_.configure(config);
+  }
+
+ private:
+  TileScope scope_;
+  int64_t rows_ = 0;
+};
 
 // To the second cache: what a block works with fills the first.
 inline void fetch_ahead(const unsigned char* line) { __builtin_prefetch(line, 0, 2); }

@@ -9,8 +9,10 @@
 constexpr int64_t kSpan = 512;     // keys; spans start at multiples of it. A multiple of kBlock
 #if defined(__AMX_BF16__)
 constexpr int64_t kItemRows = 192;  // query rows of a block at most: they share one pass over the keys
+constexpr bool kPacks = true;       // an item packs all values that it reads
 #else
 constexpr int64_t kItemRows = 96;
+constexpr bool kPacks = false;
 #endif
 constexpr int64_t kEnough = 16;    // items that a few threads share evenly
 static_assert(kSpan % kBlock == 0);
@@ -199,7 +201,7 @@ int64_t count_blocks(const AttentionArgs& a, int64_t rows) {
 }
 
 // Work is cut finer where there is little of it. By rows first as long as a block keeps enough of them to be worth its keys'
-// way from memory; then by spans; a single span by rows again, where no long context is read, and no int8 widened, twice for it.
+// way from memory; then by spans; a single span by rows again, where no long context is read, no int8 widened and nothing packed twice for it.
 // Where there is much, a block takes several sequences: one's first keys are fetched while another's are computed with. (Not
 // with short contexts: there the next head of the same pages, which lies beside the last one in memory, is the better next.)
 Cut choose_cut(const AttentionArgs& a, const Order& order) {
@@ -215,7 +217,7 @@ Cut choose_cut(const AttentionArgs& a, const Order& order) {
   };
   while (cut.rows / 2 >= 2 * kRows && count_blocks(a, cut.rows) < kEnough) cut.rows /= 2;
   count_spans();
-  const int64_t least = longest > 1 || a.kv.int8 ? group : 1;
+  const int64_t least = longest > 1 || a.kv.int8 || kPacks ? group : 1;
   if (spans < kEnough)
     while (cut.rows / 2 >= least && count_blocks(a, cut.rows) < kEnough) cut.rows /= 2;
   cut.strangers = count_blocks(a, cut.rows) / (2 * kEnough);

@@ -7,11 +7,7 @@
 // Dot<act>: kPer = elements of the reduction in a step; kWords = 32-bit words of the left operand for a step.
 
 constexpr int kTile = 16;   // tokens in a tile; a page is whole tiles
-#if defined(__AMX_BF16__)
-constexpr int kBlock = 64;  // tokens between two updates of a row's running maximum; blocks start at multiples of it
-#else
-constexpr int kBlock = 128;
-#endif
+constexpr int kBlock = 128; // tokens between two updates of a row's running maximum; blocks start at multiples of it
 constexpr int kBlockTiles = kBlock / kTile;
 constexpr int kTileVecs = kTile / kWidth;
 
