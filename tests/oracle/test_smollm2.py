@@ -143,3 +143,6 @@ def test_native_bf16_is_close_to_the_recorded_facts(model):
     same = logits.argmax(axis=-1) == np.array(FORCED["argmax_ids"])
     assert same[np.array(FORCED["margin_top2"]) > 0.3].all()
     assert same.mean() >= 0.975
+    # Steadier than a perplexity: measured 0.035 (AMX) and 0.033 (AVX-512); with an exponential of 7.5e-5 it was 0.041.
+    error = next_token_logprobs(logits) - np.array(FORCED["next_token_logprob"])
+    assert np.sqrt(np.mean(error**2)) < 0.0385
