@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from pinnate.core.errors import InvalidRequestError, RequestError
 from pinnate.core.sampling import SamplingParams
-from pinnate.server.body import FieldNotes, convert, read_json
+from pinnate.server.body import FieldNotes, convert, read_json, without_nulls
 from pinnate.server.endpoint import GenerationEndpoint, Route, refusals_counted
 from pinnate.server.generate_replies import GenerateWriter, Shown, generated
 from pinnate.server.generation import Job, Prompt
@@ -200,7 +200,7 @@ def _members(request: GenerateRequest, count: int, notes: FieldNotes, max_logpro
     members = []
     for number in range(count):
         at = f"sampling_params[{number}]" if isinstance(request.sampling_params, list) else "sampling_params"
-        fields = {name: value for name, value in samplings[number].items() if value is not None}
+        fields = without_nulls(samplings[number])
         sampling = convert(fields, GenerateSampling, at=at, unsupported=UNSUPPORTED_GENERATE_SAMPLING, notes=notes)
         if not 0 <= tops[number] <= max_logprobs:
             raise InvalidRequestError(

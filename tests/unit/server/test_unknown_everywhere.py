@@ -10,6 +10,7 @@ import pytest
 
 from pinnate.server.operations import operations
 from tests.unit.server.conftest import Answer, Client, FakeEngine, make_client
+from tests.unit.server.test_unknown_fields import UNKNOWN as OPENAI
 from tests.unit.server.test_whole_numbers import scoring_engine
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -19,15 +20,7 @@ RESULT = {"type": "tool_result", "tool_use_id": "t", "content": [{**TEXT, "y": 1
 SCHEMA = {"type": "object", "free": 1}
 # route, body, the paths that are not known
 UNKNOWN: list[tuple[str, dict[str, Any], list[str]]] = [
-    ("/v1/completions", {"prompt": "hi", "frobnicate": 1}, ["frobnicate"]),
-    ("/v1/completions", {"prompt": "hi", "a": 1, "b": []}, ["a", "b"]),
-    ("/v1/chat/completions", {"messages": MESSAGES, "top_n_sigma": 1.0}, ["top_n_sigma"]),
-    ("/v1/chat/completions", {"messages": [{**MESSAGES[0], "weight": 0}]}, ["messages[0].weight"]),
-    (
-        "/v1/chat/completions",
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {}}]}]},
-        ["messages[0].content[0].cache_control"],
-    ),
+    *OPENAI,
     (
         "/v1/responses",
         {"input": "hi", "x": 1, "text": {"y": 1, "format": {"type": "text", "z": 1}}},
@@ -138,11 +131,8 @@ UNKNOWN: list[tuple[str, dict[str, Any], list[str]]] = [
         (path, {"query": "q", "items": ["a"], "label_token_ids": [5], "x": 1}, ["x"])
         for path in ("/score", "/v1/score", "/generative_scoring")
     ),
-    ("/tokenize", {"prompt": "hi", "x": 1}, ["x"]),
     ("/tokenize", {"messages": [{**MESSAGES[0], "x": 1}], "y": 1}, ["y", "messages[0].x"]),
-    ("/detokenize", {"tokens": [65], "x": 1}, ["x"]),
     ("/pin_prefix", {"prompt": "hi", "x": 1}, ["x"]),
-    ("/unpin_prefix", {"pin_id": "1", "x": 1}, ["x"]),
     ("/debug/match", {"prompt": "hi", "x": 1}, ["x"]),
     ("/flush_cache", {"x": 1}, ["x"]),
     ("/resync_kv_events", {"x": 1}, ["x"]),

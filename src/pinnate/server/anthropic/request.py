@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from pinnate.core.errors import InvalidRequestError, UnsupportedError
 from pinnate.server import chat
 from pinnate.server.anthropic.blocks import Conversation, check_cache_control
-from pinnate.server.body import FieldNotes, FieldWarning, convert
+from pinnate.server.body import FieldNotes, FieldWarning, convert, without_nulls
 from pinnate.server.field_names import Renames, renamed
 from pinnate.server.generation import Job
 from pinnate.server.params import check_model
@@ -141,7 +141,7 @@ def _tools(request: CountTokensRequest, notes: FieldNotes) -> dict[str, Any]:
         check_cache_control(given, at, notes)
         tool = convert(given, ToolParam, at=at, notes=notes)
         function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
-        tools.append({"type": "function", "function": _given(function | {"strict": tool.strict})})
+        tools.append({"type": "function", "function": without_nulls(function | {"strict": tool.strict})})
     choice = convert(request.tool_choice, ToolChoiceParam, at="tool_choice", notes=notes)
     if choice.type == "tool":
         if choice.name is None:
@@ -204,7 +204,3 @@ def _output(request: CountTokensRequest, notes: FieldNotes) -> dict[str, Any]:
         named = {"name": "output", "schema": chosen.schema, "strict": True}
         fields["response_format"] = {"type": "json_schema", "json_schema": named}
     return fields
-
-
-def _given(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}

@@ -12,7 +12,7 @@ from typing import BinaryIO
 import msgspec
 
 from pinnate.core.errors import RequestError
-from pinnate.server.body import convert, decode_object
+from pinnate.server.body import convert, decode_object, shorten, without_nulls
 from pinnate.server.protocol.batches import BatchError, BatchLine
 
 MAX_REQUESTS = 50_000
@@ -91,15 +91,15 @@ class LineChecker:
             message = f"custom_id must have 1 to {MAX_CUSTOM_ID} characters, not {len(line.custom_id)}"
             self._fault("invalid_custom_id", message, number, "custom_id")
         elif line.custom_id in self._seen:
-            message = f"custom_id {_shorten(line.custom_id)} is that of an earlier line; each must be unique"
+            message = f"custom_id {_quoted(line.custom_id)} is that of an earlier line; each must be unique"
             self._fault("duplicate_custom_id", message, number, "custom_id")
         self._seen.add(line.custom_id)
         if line.method != "POST":
-            self._fault("invalid_method", f"method must be POST, not {_shorten(line.method)}", number, "method")
+            self._fault("invalid_method", f"method must be POST, not {_quoted(line.method)}", number, "method")
         if line.url not in self._endpoints:
             one_of = "" if len(self._endpoints) == 1 else "one of "
             allowed = ", ".join(self._endpoints)
-            self._fault("invalid_url", f"url must be {one_of}{allowed}, not {_shorten(line.url)}", number, "url")
+            self._fault("invalid_url", f"url must be {one_of}{allowed}, not {_quoted(line.url)}", number, "url")
         return self.num_errors == before
 
     def _fault(self, code: str, message: str, line: int | None, param: str | None = None) -> None:
@@ -115,9 +115,9 @@ def parse(raw: bytes) -> BatchLine:
         InvalidRequestError: not a JSON object, an unknown or missing field, a wrong type.
     """
     line = convert(decode_object(raw), BatchLine)
-    line.body = {name: value for name, value in line.body.items() if value is not None}
+    line.body = without_nulls(line.body)
     return line
 
 
-def _shorten(text: str) -> str:
-    return msgspec.json.encode(text if len(text) <= 64 else text[:64] + "...").decode()
+def _quoted(text: str) -> str:
+    return msgspec.json.encode(shorten(text)).decode()

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from pinnate.core.errors import NotFoundError
+from pinnate.server.body import shorten
 from pinnate.server.database import Schema, transaction
 from pinnate.server.errors import HTTPStatusError
 from pinnate.server.protocol.batches import (
@@ -91,7 +92,7 @@ class Tables:
     def get_file(self, owner: str, file_id: str) -> FileObject:
         row = self._db.execute("SELECT object FROM files WHERE id = ? AND owner = ?", (file_id, owner)).fetchone()
         if row is None:
-            raise NotFoundError(f"no such file: {_shorten(file_id)}", param="file_id")
+            raise NotFoundError(f"no such file: {shorten(file_id)!r}", param="file_id")
         return msgspec.json.decode(row[0], type=FileObject)
 
     def list_files(
@@ -158,7 +159,7 @@ class Tables:
             f"SELECT {_BATCH_COLUMNS} FROM batches WHERE id = ? AND owner = coalesce(?, owner)", (batch_id, owner)
         ).fetchone()
         if row is None:
-            raise NotFoundError(f"no such batch: {_shorten(batch_id)}", param="batch_id")
+            raise NotFoundError(f"no such batch: {shorten(batch_id)!r}", param="batch_id")
         return _batch(row)
 
     def list_batches(self, owner: str, *, after: str | None, limit: int) -> tuple[list[Batch], bool]:
@@ -266,7 +267,7 @@ class Tables:
             mark = self._db.execute(f"SELECT number FROM {table} WHERE id = ? AND owner = ?", (after, values[0]))
             row = mark.fetchone()
             if row is None:
-                raise NotFoundError(f"after: no such id: {_shorten(after)}", param="after")
+                raise NotFoundError(f"after: no such id: {shorten(after)!r}", param="after")
             where, values = f"{where} AND number {'<' if order == 'desc' else '>'} ?", [*values, row[0]]
         query = f"SELECT {columns} FROM {table} WHERE {where} ORDER BY number {order} LIMIT ?"
         rows = self._db.execute(query, (*values, limit + 1)).fetchall()
@@ -285,7 +286,3 @@ def _batch(row: tuple[Any, ...]) -> Batch:
         total_tokens=input_tokens + output_tokens,
     )
     return batch
-
-
-def _shorten(text: str) -> str:
-    return repr(text if len(text) <= 64 else text[:64] + "...")

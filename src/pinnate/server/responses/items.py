@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pinnate.core.errors import InvalidRequestError, UnsupportedError
-from pinnate.server.body import FieldNotes, convert
+from pinnate.server.body import FieldNotes, convert, without_nulls
 from pinnate.server.protocol.responses import (
     InputCall,
     InputCallOutput,
@@ -51,23 +51,22 @@ def check_items(given: str | list[dict[str, Any]], named: Mapping[str, Item], no
 
 
 def _kind(given: dict[str, Any]) -> Any:
-    names = {name for name, value in given.items() if value is not None}
+    names = without_nulls(given).keys()
     return given["type"] if "type" in names else "item_reference" if names == {"id"} else "message"
 
 
 def _check(given: dict[str, Any], at: str, named: Mapping[str, Item], notes: FieldNotes) -> Item:
-    fields = {name: value for name, value in given.items() if value is not None}
     kind = _kind(given)
     if kind == "message":
-        return _message(convert(fields, InputMessage, at=at, notes=notes), at, notes)
+        return _message(convert(given, InputMessage, at=at, notes=notes), at, notes)
     if kind == "function_call":
-        return _call(convert(fields, InputCall, at=at, notes=notes))
+        return _call(convert(given, InputCall, at=at, notes=notes))
     if kind == "function_call_output":
-        return _output(convert(fields, InputCallOutput, at=at, notes=notes), at, notes)
+        return _output(convert(given, InputCallOutput, at=at, notes=notes), at, notes)
     if kind == "reasoning":
-        return _reasoning(convert(fields, InputReasoning, at=at, notes=notes), at, notes)
+        return _reasoning(convert(given, InputReasoning, at=at, notes=notes), at, notes)
     if kind == "item_reference":
-        reference = convert(fields, ItemReference, at=at, notes=notes)
+        reference = convert(given, ItemReference, at=at, notes=notes)
         found = named.get(reference.id)
         if found is None:
             raise InvalidRequestError(f"{at}.id: no item with this id is stored here", param=f"{at}.id")
@@ -105,9 +104,7 @@ def _texts(parts: list[dict[str, Any]], at: str, notes: FieldNotes) -> list[str]
         if kind not in _TEXT_PARTS:
             shown = kind[:64] if isinstance(kind, str) else "none"
             raise UnsupportedError(f"{here}: parts of type {shown} are not supported, only text", param=f"{here}.type")
-        part = convert(
-            {name: value for name, value in given.items() if value is not None}, InputPart, at=here, notes=notes
-        )
+        part = convert(given, InputPart, at=here, notes=notes)
         text = part.refusal if kind == "refusal" else part.text
         if text is None:
             name = f"{here}.{'refusal' if kind == 'refusal' else 'text'}"

@@ -131,8 +131,7 @@ def _check_options(request: ResponsesRequest, notes: FieldNotes) -> None:
     if request.stream_options is not None:
         if not request.stream:
             raise InvalidRequestError("stream_options is allowed with stream: true only", param="stream_options")
-        options = {name: value for name, value in request.stream_options.items() if value is not None}
-        convert(options, StreamOptions, at="stream_options", notes=notes)
+        convert(request.stream_options, StreamOptions, at="stream_options", notes=notes)
     if request.truncation == "auto":
         raise UnsupportedError("truncation: auto is not supported, only disabled", param="truncation")
     if request.truncation != "disabled":
@@ -173,14 +172,12 @@ def check_metadata(metadata: dict[str, Any]) -> dict[str, str]:
 
 
 def _text(request: ResponsesRequest, notes: FieldNotes) -> TextOptions:
-    given = {name: value for name, value in request.text.items() if value is not None}
-    return convert(given, TextOptions, at="text", notes=notes)
+    return convert(request.text, TextOptions, at="text", notes=notes)
 
 
 def _reasoning(request: ResponsesRequest, notes: FieldNotes) -> ReasoningOptions:
     """`summary` is accepted: the reasoning's own text is given, which says more."""
-    given = {name: value for name, value in request.reasoning.items() if value is not None}
-    options = convert(given, ReasoningOptions, at="reasoning", notes=notes)
+    options = convert(request.reasoning, ReasoningOptions, at="reasoning", notes=notes)
     for name in ("summary", "generate_summary"):
         if getattr(options, name) not in (None, "auto", "concise", "detailed"):
             raise InvalidRequestError(f"reasoning.{name} must be auto, concise or detailed", param=f"reasoning.{name}")
@@ -188,8 +185,7 @@ def _reasoning(request: ResponsesRequest, notes: FieldNotes) -> ReasoningOptions
 
 
 def _format(text: TextOptions, notes: FieldNotes) -> TextFormat:
-    given = {name: value for name, value in text.format.items() if value is not None}
-    chosen = convert(given, TextFormat, at="text.format", notes=notes)
+    chosen = convert(text.format, TextFormat, at="text.format", notes=notes)
     if chosen.type == "json_schema":
         for name in ("name", "schema"):
             if getattr(chosen, name) is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from pinnate.core.errors import InvalidRequestError, UnsupportedError
-from pinnate.server.body import FieldNotes, convert
+from pinnate.server.body import FieldNotes, convert, without_nulls
 from pinnate.server.protocol.common import is_one_of
 from pinnate.server.protocol.responses import AllowedTools, FunctionChoice, FunctionTool, ResponsesRequest
 
@@ -20,8 +20,7 @@ def check_tool(given: dict[str, Any], at: str, notes: FieldNotes) -> FunctionToo
     if kind != "function":
         shown = kind[:64] if isinstance(kind, str) else "none"
         raise UnsupportedError(f"{at}: tools of type {shown} are not supported, only function", param=f"{at}.type")
-    fields = {name: value for name, value in given.items() if value is not None}
-    return convert(fields, FunctionTool, at=at, unsupported=_NEUTRAL, notes=notes)
+    return convert(given, FunctionTool, at=at, unsupported=_NEUTRAL, notes=notes)
 
 
 def tool_fields(request: ResponsesRequest, tools: list[FunctionTool], notes: FieldNotes) -> dict[str, Any]:
@@ -60,4 +59,4 @@ def _allowed(choice: dict[str, Any], tools: list[FunctionTool], notes: FieldNote
 
 def _function(tool: FunctionTool) -> dict[str, Any]:
     given = {"name": tool.name, "description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
-    return {name: value for name, value in given.items() if value is not None}
+    return without_nulls(given)
