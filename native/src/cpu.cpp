@@ -60,7 +60,8 @@ std::string brand() {
 std::vector<std::string> detect_flags() {
   const Leaf l1 = cpuid(1), l7 = cpuid(7), l71 = cpuid(7, 1), x1 = cpuid(0x80000001u);
   const uint64_t saved = (l1.c >> 27 & 1) ? xcr0() : 0;
-  const bool ymm = (saved & 0x6) == 0x6, zmm = (saved & 0xe6) == 0xe6, tiles = (saved & 0x60000) == 0x60000 && (l7.d >> 24 & 1) && tiles_granted();
+  const bool ymm = (saved & 0x6) == 0x6, zmm = (saved & 0xe6) == 0xe6;
+  const bool tiles = (saved & 0x60000) == 0x60000 && (l7.d >> 24 & 1) && tiles_granted();
   struct Bit {
     const char* name;
     unsigned reg;

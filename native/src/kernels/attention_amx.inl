@@ -3,70 +3,19 @@
 // A tile register holds 16 rows of 64 bytes. A tile of keys as it lies in its page is a right operand already: a row for each
 // pair of elements, a lane for each token. Values are repacked for each block of keys, kChunk tokens to a step, whose pages may
 // lie apart. The steps are the same for every page size, and no row is mixed with another (amx.h).
-//
-// Tile registers: 0 to 3 accumulators, [half of the rows][right operand]; 4 and 5 left operands; 6 and 7 right operands.
 
-constexpr int kGroup = 2 * kTileRows;  // query rows
-constexpr int kChunk = kTileK;         // tokens of a step of p . v
-
-// Accumulators and left operands get exactly `count` rows (1 to kGroup), so that nothing is stored past them.
-class Tiles {
- public:
-  void configure_rows(int64_t count) {
-    if (count == rows_) return;
-    rows_ = count;
-    TileConfig config;
-    const int64_t first = count < kTileRows ? count : kTileRows, second = count - first;
-    config.shape(0, first), config.shape(1, first), config.shape(4, first);
-    if (second > 0) config.shape(2, second), config.shape(3, second), config.shape(5, second);
-    config.shape(6, kTileRows), config.shape(7, kTileRows);
-    scope_.configure(config);
-  }
-
- private:
-  TileScope scope_;
-  int64_t rows_ = 0;
-};
+constexpr int kGroup = kTileGroup;  // query rows
+constexpr int kChunk = kTileK;      // tokens of a step of p . v
 
 // To the second cache: what a block works with fills the first.
 inline void fetch_ahead(const unsigned char* line) { __builtin_prefetch(line, 0, 2); }
-
-// One step: N right operands, at `right` and `other`, times the rows of the left operand.
-template <bool Both, int N>
-[[gnu::always_inline]] inline void multiply_tiles(const void* left, int64_t left_stride, const unsigned char* right,
-                                                  const unsigned char* other, int64_t right_stride) {
-  _tile_loadd(6, right, right_stride);
-  _tile_loadd(4, left, left_stride);
-  _tile_dpbf16ps(0, 4, 6);
-  if constexpr (N == 2) {
-    _tile_loadd(7, other, right_stride);
-    _tile_dpbf16ps(1, 4, 7);
-  }
-  if constexpr (Both) {
-    _tile_loadd(5, static_cast<const unsigned char*>(left) + kTileRows * left_stride, left_stride);
-    _tile_dpbf16ps(2, 5, 6);
-    if constexpr (N == 2) _tile_dpbf16ps(3, 5, 7);
-  }
-}
-
-template <bool Both, int N>
-[[gnu::always_inline]] inline void store_tiles(float* out, int64_t stride) {  // stride: bytes
-  unsigned char* second = reinterpret_cast<unsigned char*>(out) + kTileRows * stride;
-  _tile_stored(0, out, stride);
-  if constexpr (N == 2) _tile_stored(1, out + kTileRows, stride);
-  if constexpr (Both) _tile_stored(2, second, stride);
-  if constexpr (Both && N == 2) _tile_stored(3, second + 64, stride);
-}
 
 // s[r][token] = q[r] . key[token] for N tiles of keys; q rows are q_stride bytes apart, s rows kBlock floats.
 template <bool Both, int N>
 void score_with_tiles(const float* q, int64_t q_stride, const unsigned char* const* keys, int64_t key_stride, int64_t steps,
                       float* s) {
   before_tile_loads();
-  _tile_zero(0);
-  if constexpr (N == 2) _tile_zero(1);
-  if constexpr (Both) _tile_zero(2);
-  if constexpr (Both && N == 2) _tile_zero(3);
+  zero_tiles<Both, N>();
   for (int64_t i = 0; i < steps; ++i) {
     const int64_t at = i * kTileRows * key_stride;
     multiply_tiles<Both, N>(q + i * kTileRows, q_stride, keys[0] + at, N == 2 ? keys[1] + at : nullptr, key_stride);
@@ -79,19 +28,16 @@ void score_with_tiles(const float* q, int64_t q_stride, const unsigned char* con
 template <bool Both, int N>
 void add_with_tiles(const float* p, const unsigned char* values, int64_t step, int64_t chunks, float* out, int64_t stride) {
   constexpr int64_t kStride = kBlock / 2 * 4;  // of p
-  unsigned char* second = reinterpret_cast<unsigned char*>(out) + kTileRows * stride;
   before_tile_loads();
-  _tile_loadd(0, out, stride);
-  if constexpr (N == 2) _tile_loadd(1, out + kTileRows, stride);
-  if constexpr (Both) _tile_loadd(2, second, stride);
-  if constexpr (Both && N == 2) _tile_loadd(3, second + 64, stride);
+  load_tiles<Both, N>(out, stride);
   for (int64_t i = 0; i < chunks; ++i)
     multiply_tiles<Both, N>(p + i * kTileRows, kStride, values + i * step, values + i * step + kTileBytes, 64);
   store_tiles<Both, N>(out, stride);
 }
 
 // The values of the first `tokens` tokens of a block as right operands: [chunk][16 columns][kChunk / 2 pairs of tokens][16]. A
-// last column of ones (and 15 of zeros) makes the sum of the weights part of the product: it follows the others in State. What lies in the slots past them becomes zero: it may be no number. Fetches the values of `next` meanwhile unless null.
+// last column of ones (and 15 of zeros) makes the sum of the weights part of the product: it follows the others in State. What
+// lies in the slots past them becomes zero: it may be no number. Fetches the values of `next` meanwhile unless null.
 inline void pack_values(const BlockTiles& block, const BlockTiles* next, int64_t value_stride, int64_t columns, int64_t tokens,
                         unsigned char* out) {
   constexpr int64_t kPairs = kTile / 2;

@@ -201,7 +201,8 @@ int64_t count_blocks(const AttentionArgs& a, int64_t rows) {
 }
 
 // Work is cut finer where there is little of it. By rows first as long as a block keeps enough of them to be worth its keys'
-// way from memory; then by spans; a single span by rows again, where no long context is read, no int8 widened and nothing packed twice for it.
+// way from memory; then by spans; a single span by rows again, where no long context is read, no int8 widened and nothing packed
+// twice for it.
 // Where there is much, a block takes several sequences: one's first keys are fetched while another's are computed with. (Not
 // with short contexts: there the next head of the same pages, which lies beside the last one in memory, is the better next.)
 Cut choose_cut(const AttentionArgs& a, const Order& order) {

@@ -1,7 +1,8 @@
 // Matrix product over packed panels, packing, unpacking.
 //
-// Packed layout (the same for all instruction sets, but for bf16 with tile registers: gemm_amx.inl): panel p holds 64 columns; act bf16: [pairs][64][2] (pairs of
-// consecutive k side by side; k is padded to a multiple of 32); act f32: [k][64]. Missing columns and padding are zeros.
+// Packed layout (the same for all instruction sets, but for bf16 with tile registers: gemm_amx.inl): panel p holds 64 columns;
+// act bf16: [pairs][64][2] (pairs of consecutive k side by side; k is padded to a multiple of 32); act f32: [k][64]. Missing
+// columns and padding are zeros.
 //
 // Order of a sum over k, for every output element: bf16 with AVX-512: pairs ascending, one vdpbf16ps each; elsewhere: k
 // ascending, one multiply-add each. With float weights, k is summed in blocks of 128 that are added up in turn: the error of

@@ -5,7 +5,6 @@
 // memory. Order of a sum over k: 32 at a time, ascending (amx.h), from zero or, where the product is added to a row of floats
 // (kAddF32 without a bias, in a whole panel), from what lies there.
 
-constexpr int64_t kTileGroup = 2 * kTileRows;   // rows computed together
 constexpr int64_t kStepBytes = 2 * kTileBytes;  // of a half, for 32 k
 constexpr int64_t kFetchSteps = 2;              // how far ahead of its use a first pass fetches a panel into L2
 
@@ -35,58 +34,26 @@ struct TileSums {
 template <bool kTwo, bool kFetch>
 void tile_pass(const TileRows& x, const unsigned char* b, const unsigned char* next, const TileSums& s) {
   const int64_t bytes = s.ldc * 4;
-  float* lower = s.c + kTileRows * s.ldc;
-  if (s.add) {
-    _tile_loadd(0, s.c, bytes);
-    _tile_loadd(1, s.c + 16, bytes);
-    if constexpr (kTwo) _tile_loadd(2, lower, bytes);
-    if constexpr (kTwo) _tile_loadd(3, lower + 16, bytes);
-  } else {
-    _tile_zero(0);
-    _tile_zero(1);
-    if constexpr (kTwo) _tile_zero(2);
-    if constexpr (kTwo) _tile_zero(3);
-  }
+  s.add ? load_tiles<kTwo, 2>(s.c, bytes) : zero_tiles<kTwo, 2>();
   const int64_t all = x.steps + (x.tail != nullptr);
   auto step = [&](int64_t i, const bf16* rows, int64_t ldx) __attribute__((always_inline)) {
     if constexpr (kFetch) {
-      const unsigned char* ahead = i + kFetchSteps < all ? b + kFetchSteps * kStepBytes : next + (i + kFetchSteps - all) * kStepBytes;
-      for (int64_t line = 0; line < kStepBytes; line += 64) _mm_prefetch(reinterpret_cast<const char*>(ahead + line), _MM_HINT_T1);
+      const int64_t over = i + kFetchSteps - all;  // steps of `next`
+      const unsigned char* ahead = over < 0 ? b + kFetchSteps * kStepBytes : next + over * kStepBytes;
+      for (int64_t line = 0; line < kStepBytes; line += 64) __builtin_prefetch(ahead + line, 0, 2);
     }
-    _tile_loadd(4, rows, 2 * ldx);
-    _tile_loadd(6, b, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, b + kTileBytes, 64);
-    _tile_dpbf16ps(1, 4, 7);
-    if constexpr (kTwo) {
-      _tile_loadd(5, rows + kTileRows * ldx, 2 * ldx);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
-    }
+    multiply_tiles<kTwo, 2>(rows, 2 * ldx, b, b + kTileBytes, 64);
     b += kStepBytes;
   };
   for (int64_t i = 0; i < x.steps; ++i) step(i, x.x + i * kTileK, x.ldx);
   if (x.tail != nullptr) step(x.steps, x.tail, kTileK);
-  _tile_stored(0, s.c, bytes);
-  _tile_stored(1, s.c + 16, bytes);
-  if constexpr (kTwo) _tile_stored(2, lower, bytes);
-  if constexpr (kTwo) _tile_stored(3, lower + 16, bytes);
+  store_tiles<kTwo, 2>(s.c, bytes);
 }
 
 void tile_rows(const TileRows& x, int64_t rows, const unsigned char* b, const unsigned char* next, bool fetch,
                const TileSums& s) {
   if (rows > kTileRows) return fetch ? tile_pass<true, true>(x, b, next, s) : tile_pass<true, false>(x, b, next, s);
   return fetch ? tile_pass<false, true>(x, b, next, s) : tile_pass<false, false>(x, b, next, s);
-}
-
-// Tiles 0 to 3: sums; 4 and 5: rows; 6 and 7: weights.
-TileConfig product_config(int64_t rows) {
-  TileConfig config;
-  const int64_t upper = min64(rows, kTileRows), lower = rows > kTileRows ? rows - kTileRows : upper;
-  for (const int t : {0, 1, 4}) config.shape(t, upper);
-  for (const int t : {2, 3, 5}) config.shape(t, lower);
-  for (const int t : {6, 7}) config.shape(t, kTileRows);
-  return config;
 }
 
 void copy_tail(const TileRows& x, int64_t rows, int64_t rest, bf16* tail) {
@@ -107,11 +74,10 @@ void tile_gemm(const GemmArgs& a, int64_t m0, int64_t m1, int64_t panel) {
                         (panel + 1) * kPanel <= w.n;
   alignas(64) float sums[kTileGroup * kPanel];
   alignas(64) bf16 tail[kTileGroup * kTileK];
-  TileScope tiles;
-  int64_t configured = 0;
+  Tiles tiles;
   for (int64_t row = m0; row < m1; row += kTileGroup) {
     const int64_t rows = min64(kTileGroup, m1 - row);
-    if (rows != configured) tiles.configure(product_config(configured = rows));
+    tiles.configure_rows(rows);
     const TileRows x{static_cast<const bf16*>(a.x) + row * a.ldx, a.ldx, w.k / kTileK, rest > 0 ? tail : nullptr};
     if (rest > 0) copy_tail(x, rows, rest, tail);
     TileSums s{sums, kPanel, false};

@@ -47,14 +47,9 @@ PINNATE_INLINE void burst(V start, Step step) {
 template <class Tile>
 double repeat_tiles(double seconds, Tile tile) {
   alignas(64) static const unsigned char zeros[kTileBytes] = {};
-  TileConfig config;
-  for (int t = 0; t < 8; ++t) config.shape(t, kTileRows);
-  TileScope tiles;
-  tiles.configure(config);
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
+  Tiles tiles;
+  tiles.configure_rows(kTileGroup);
+  zero_tiles<true, 2>();
   _tile_loadd(4, zeros, 64);
   _tile_loadd(5, zeros, 64);
   _tile_loadd(6, zeros, 64);
