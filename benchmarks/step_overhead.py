@@ -39,6 +39,9 @@ class TimedProgram:
         self.seconds = time.perf_counter() - begin
         return result
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._program, name)
+
 
 def measure(rows: int, steps: int, kv_events: KVEventsConfig | None = None) -> dict[str, float]:
     """Medians in seconds of a step in which `rows` sequences decode."""
