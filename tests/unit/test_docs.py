@@ -120,17 +120,19 @@ def test_names_are_in_the_files_that_architecture_md_says() -> None:
         assert re.search(rf"^ *(?:(?:async )?def|class) {last}\b", (SOURCE / file).read_text(), re.MULTILINE), name
 
 
-def flags_of(*commands: str) -> set[str]:
+@cache
+def flags_of(*commands: str) -> frozenset[str]:
     """All flags, those that the help leaves out too."""
     parsers = [cli.make_parser(name, COMMANDS[name]) for name in commands or COMMANDS]
     flags = {flag for parser in parsers for action in parser._actions for flag in action.option_strings}
-    return flags | {"--help", "--version"}
+    return frozenset(flags | {"--help", "--version"})
 
 
-def script_flags() -> set[str]:
+@cache
+def script_flags() -> frozenset[str]:
     """Of benchmarks and examples."""
     texts = [path.read_text() for path in (*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "native/tests").glob("*.cpp"))]
-    return {flag for text in texts for flag in FLAG.findall(text)}
+    return frozenset(flag for text in texts for flag in FLAG.findall(text))
 
 
 @pytest.mark.parametrize("path", DOCS, ids=ids(DOCS))
