@@ -48,34 +48,50 @@ def check(
 def _check_pages(
     pool: PagePool, holders: list[Holder], nodes: list[Node], held: Iterable[int], attached: list[int]
 ) -> None:
-    in_tables = Counter(page for seq, _ in holders for page in seq.page_table)
-    in_tables.update(page for seq, _ in holders for table in seq.window_tables for page in table if page != NULL_PAGE)
-    in_tree = Counter(page for node in nodes for page in node.pages)
-    in_tree.update(attached)
-    holds = Counter(held)
-    free = Counter(pool.free_pages())
-    in_use = evictable = 0
-    for page in range(NULL_PAGE, pool.num_pages + 1):
-        seen = (in_tables[page], in_tree[page], holds[page])
-        booked = (pool.seq_refs[page], pool.tree_refs[page], pool.holds[page])
-        _require(seen == booked, f"page {page}: (tables, nodes, holds) are {seen}, booked are {booked}")
-        expected_free = int(page != NULL_PAGE and not any(seen))
-        _require(free[page] == expected_free, f"page {page}: {free[page]} times free with references {seen}")
-        in_use += bool(in_tables[page] or holds[page])
-        evictable += bool(in_tree[page] and not in_tables[page] and not holds[page])
-    _require(in_tables[NULL_PAGE] + in_tree[NULL_PAGE] + holds[NULL_PAGE] == 0, "the null page is referred to")
-    _require(pool.num_in_use == in_use, f"{in_use} pages in use, booked {pool.num_in_use}")
-    _require(pool.num_evictable == evictable, f"{evictable} pages evictable, booked {pool.num_evictable}")
-    total = pool.num_free + evictable + in_use
-    _require(total == pool.num_pages, f"free + cached + in use = {total}, of {pool.num_pages} pages")
+    """Compares whole lists and sets: a pool may have tens of thousands of pages, and tests check after every step."""
+    in_tables, in_tree, holds = Counter[int](), Counter(attached), Counter(held)
+    for seq, _ in holders:
+        for table in seq.window_tables:
+            in_tables.update(table)
+    del in_tables[NULL_PAGE]  # where windows slid past
+    for seq, _ in holders:
+        in_tables.update(seq.page_table)
+    for node in nodes:
+        in_tree.update(node.pages)
+    seen = [_by_page(counts, pool.num_pages) for counts in (in_tables, in_tree, holds)]
+    booked = [pool.seq_refs, pool.tree_refs, pool.holds]
+    if seen != booked:
+        for page, (found, known) in enumerate(zip(zip(*seen, strict=True), zip(*booked, strict=True), strict=True)):
+            _require(found == known, "page {}: (tables, nodes, holds) are {}, booked are {}", page, found, known)
+    in_use = in_tables.keys() | holds.keys()
+    referred = in_use | in_tree.keys()
+    _require(NULL_PAGE not in referred, "the null page is referred to")
+    free, expected = Counter(pool.free_pages()), set(range(1, pool.num_pages + 1)) - referred
+    if len(expected) != pool.num_free or free.keys() != expected:
+        for page in range(NULL_PAGE, pool.num_pages + 1):
+            _require(free[page] == (page in expected), "page {}: {} times free with references", page, free[page])
+    evictable = len(in_tree.keys() - in_use)
+    _require(pool.num_in_use == len(in_use), "{} pages in use, booked {}", len(in_use), pool.num_in_use)
+    _require(pool.num_evictable == evictable, "{} pages evictable, booked {}", evictable, pool.num_evictable)
+    total = pool.num_free + evictable + len(in_use)
+    _require(total == pool.num_pages, "free + cached + in use = {}, of {} pages", total, pool.num_pages)
+
+
+def _by_page(counts: Counter[int], num_pages: int) -> list[int]:
+    found = [0] * (num_pages + 1)
+    for page, count in counts.items():
+        _require(NULL_PAGE <= page <= num_pages, "a reference to page {} of {}", page, num_pages)
+        found[page] = count
+    return found
 
 
 def _check_table(seq: Sequence, page_size: int) -> None:
     covered = len(seq.page_table) * page_size
     computed = seq.num_computed_tokens
-    facts = f"sequence {seq.seq_id}: {computed} of {seq.num_tokens} tokens computed in {covered} slots"
-    _require(computed <= min(covered, seq.num_tokens), facts)
-    _require(len(set(seq.page_table)) == len(seq.page_table), f"sequence {seq.seq_id}: a page twice in its table")
+    facts = "sequence {}: {} of {} tokens computed in {} slots"
+    _require(computed <= min(covered, seq.num_tokens), facts, seq.seq_id, computed, seq.num_tokens, covered)
+    once = len(set(seq.page_table)) == len(seq.page_table)
+    _require(once, "sequence {}: a page twice in its table", seq.seq_id)
 
 
 def _check_windows(pool: PagePool, sequences: list[Sequence], windows: WindowPages) -> None:
@@ -86,15 +102,15 @@ def _check_windows(pool: PagePool, sequences: list[Sequence], windows: WindowPag
         first = windows.first[seq.seq_id]
         for table in seq.window_tables:
             ok = len(table) == len(seq.page_table) and not any(table[:first]) and all(table[first:])
-            _require(ok, f"sequence {seq.seq_id}: window table {table.tolist()}, from page {first}")
-        needed.update(page for table in seq.window_tables for page in table)
+            _require(ok, "sequence {}: window table {}, from page {}", seq.seq_id, table, first)
+            needed.update(table)
     _require(len(windows.first) == len(sequences), "window tables of sequences that are gone")
     idle = Counter(windows.idle)
     for page, attached in windows.attached.items():
         in_use = {window_page in needed for window_page in attached}
-        _require(pool.tree_refs[page] > 0, f"page {page}: window pages attached, but it is not in the tree")
-        _require(len(in_use) == 1, f"page {page}: a part of its window pages {attached} is in use")
-        _require(idle[page] == (not in_use.pop()), f"page {page}: {idle[page]} times idle, with {attached}")
+        _require(pool.tree_refs[page] > 0, "page {}: window pages attached, but it is not in the tree", page)
+        _require(len(in_use) == 1, "page {}: a part of its window pages {} is in use", page, attached)
+        _require(idle[page] == (not in_use.pop()), "page {}: {} times idle, with {}", page, idle[page], attached)
     _require(idle.keys() <= windows.attached.keys(), "idle pages without window pages")
 
 
@@ -104,29 +120,31 @@ def _check_locked_path(seq: Sequence, locked: Node, page_size: int) -> None:
     for node in reversed(list(_path(locked))):
         tokens.extend(node.tokens)
         pages.extend(node.pages)
-    name = f"sequence {seq.seq_id}: its locked path of {locked.end} tokens"
-    _require(locked.end % page_size == 0, f"{name} ends inside a page")
-    _require(locked.end <= seq.num_computed_tokens, f"{name} exceeds the {seq.num_computed_tokens} computed")
-    _require(tokens == seq.token_ids[: locked.end], f"{name} says other tokens")
-    _require(pages == seq.page_table[: locked.end // page_size], f"{name} has other pages than its table")
+    path, of = "sequence {}: its locked path of {} tokens ", (seq.seq_id, locked.end)
+    computed = seq.num_computed_tokens
+    _require(locked.end % page_size == 0, path + "ends inside a page", *of)
+    _require(locked.end <= computed, path + "exceeds the {} computed", *of, computed)
+    _require(tokens == seq.token_ids[: locked.end], path + "says other tokens", *of)
+    _require(pages == seq.page_table[: locked.end // page_size], path + "has other pages than its table", *of)
 
 
 def _check_node(node: Node, page_size: int, locks: int) -> None:
-    name = f"node [{node.start}, {node.end}) of {node.namespace!r}"
-    _require(node.lock_count == locks, f"{name}: {locks} locks, booked {node.lock_count}")
+    name = "node [{0.start}, {0.end}) of {0.namespace!r}: "
+    _require(node.lock_count == locks, name + "{1} locks, booked {0.lock_count}", node, locks)
     if node.parent is None:
-        _require(not node.tokens and not node.pages, f"{name}: a root has tokens or pages")
+        _require(not node.tokens and not node.pages, name + "a root has tokens or pages", node)
     else:
-        _require(len(node.tokens) > 0 and node.start == node.parent.end, f"{name}: does not continue its parent")
-        _require(node.parent.children.get(node.tokens[0]) is node, f"{name}: its parent does not know it")
-        _require(node.parent.last_used >= node.last_used, f"{name}: used later than its parent")
-        _require(node.parent.hits >= node.hits, f"{name}: hit more often than its parent")
-        _require(node.parent.priority <= node.priority, f"{name}: more urgent than its parent")
-        _require(bool(node.children or locks or node.queued), f"{name}: an unlocked leaf that eviction cannot find")
+        _require(len(node.tokens) > 0 and node.start == node.parent.end, name + "does not continue its parent", node)
+        _require(node.parent.children.get(node.tokens[0]) is node, name + "its parent does not know it", node)
+        _require(node.parent.last_used >= node.last_used, name + "used later than its parent", node)
+        _require(node.parent.hits >= node.hits, name + "hit more often than its parent", node)
+        _require(node.parent.priority <= node.priority, name + "more urgent than its parent", node)
+        found = bool(node.children or locks or node.queued)
+        _require(found, name + "an unlocked leaf that eviction cannot find", node)
     left_to_children = bool(node.children and node.end % page_size)
     end_page = node.end // page_size if left_to_children else -(-node.end // page_size)
     expected = end_page - node.start // page_size
-    _require(len(node.pages) == expected, f"{name}: {len(node.pages)} pages instead of {expected}")
+    _require(len(node.pages) == expected, name + "{1} pages instead of {2}", node, len(node.pages), expected)
 
 
 def _path(node: Node | None) -> Iterable[Node]:
@@ -135,6 +153,7 @@ def _path(node: Node | None) -> Iterable[Node]:
         node = node.parent
 
 
-def _require(holds: bool, facts: str) -> None:
+def _require(holds: bool, facts: str, *values: object) -> None:
+    """`facts` with {} for each of `values`: written only where they are wanted, for that is most of a check's time."""
     if not holds:
-        raise IntegrityError(f"KV memory: {facts}")
+        raise IntegrityError(f"KV memory: {facts.format(*values)}")
