@@ -33,10 +33,14 @@ def model() -> LoadedModel:
 
 
 @pytest.fixture(scope="module")
-def reference_logits(model) -> np.ndarray:
+def reference(model) -> ReferenceExecutor:
+    return ReferenceExecutor(model.graph, spec_for(len(FORCED["token_ids"])))
+
+
+@pytest.fixture(scope="module")
+def reference_logits(reference) -> np.ndarray:
     """[2224, vocab]: computed once, 440 MB."""
-    token_ids = FORCED["token_ids"]
-    return forced_logits(ReferenceExecutor(model.graph, spec_for(len(token_ids))), token_ids, CHUNK)
+    return forced_logits(reference, FORCED["token_ids"], CHUNK)
 
 
 def greedy_outputs(executor: Executor) -> list[list[int]]:
@@ -90,9 +94,8 @@ def perplexity(logits: np.ndarray) -> float:
     return float(np.exp(-next_token_logprobs(logits).mean()))
 
 
-def test_reference_repeats_every_greedy_output(model):
-    executor = ReferenceExecutor(model.graph, spec_for(len(GREEDY) * PAGES_EACH * PAGE_SIZE))
-    outputs = greedy_outputs(executor)
+def test_reference_repeats_every_greedy_output(reference):
+    outputs = greedy_outputs(reference)
     for entry, output in zip(GREEDY, outputs, strict=True):
         assert output == entry["output_ids"], entry["name"]
 
@@ -122,10 +125,15 @@ def test_native_fp32_agrees_with_the_reference(model, reference_logits):
     # Measured: largest difference 1.8e-4 (at 27 of 2,224 positions some logit is beyond 1e-4), rms 1.3e-5.
     logits = native_logits(model, "float32")
     assert logits.argmax(axis=-1).tolist() == FORCED["argmax_ids"]
-    np.testing.assert_allclose(logits, reference_logits, rtol=0, atol=2.5e-4)
-    parts = [logits[at : at + CHUNK] - reference_logits[at : at + CHUNK] for at in range(0, len(logits), CHUNK)]
-    assert np.sqrt(np.mean([np.mean(part**2) for part in parts])) < 2e-5
-    assert np.mean([np.mean(np.abs(part) < 1e-4) for part in parts]) > 0.9995
+    worst, squares, near = [], [], []
+    for at in range(0, len(logits), CHUNK):  # 440 MB each: one pass, in parts that stay in the cache
+        part = np.abs(logits[at : at + CHUNK] - reference_logits[at : at + CHUNK])
+        worst.append(part.max())
+        near.append(np.mean(part < 1e-4))
+        squares.append(np.mean(part**2))
+    assert max(worst) <= 2.5e-4
+    assert np.sqrt(np.mean(squares)) < 2e-5
+    assert np.mean(near) > 0.9995
 
 
 def test_native_fp32_repeats_every_greedy_output(model):
