@@ -177,15 +177,15 @@ void gemm_stream(const KernelTable& kernels, ThreadPool& pool, GemmArgs a, bool 
 void gemm(const KernelTable& kernels, ThreadPool& pool, const GemmArgs& args) {
   GemmArgs a = args;
   const int64_t panels = a.w->panels;
-  const bool quantized = a.w->format != WeightFormat::kAct;
-  const auto tile = quantized ? kernels.quant_tile : kernels.gemm_tile;
+  const bool to_bytes = a.w->format != WeightFormat::kAct && (a.w->act == Act::kF32 || kernels.quantizes_bf16);
+  const auto tile = a.w->format != WeightFormat::kAct ? kernels.quant_tile : kernels.gemm_tile;
   const int64_t parts = std::clamp<int64_t>(a.m * a.w->k / kQuantizeEach, 1, std::min(a.m, pool.threads() * int64_t{4}));
   const bool streamed = a.m <= kStreamRows;
-  if (quantized && (parts > 1 || !streamed))
+  if (to_bytes && (parts > 1 || !streamed))
     pool.parallel_for(parts, [&](int64_t part, int) {
       kernels.quantize_rows(a, a.m * part / parts, a.m * (part + 1) / parts);
     });
-  if (streamed) return gemm_stream(kernels, pool, a, quantized && parts == 1);
+  if (streamed) return gemm_stream(kernels, pool, a, to_bytes && parts == 1);
   a.ahead = pool.threads();  // panels are handed out in turn
   const Cut c = cut(a.m, panels, pool.threads(), kernels.gemm_row_block);
   const int64_t unit = kernels.gemm_rows;

@@ -166,6 +166,7 @@ struct KernelTable {
   // Rows [m0, m1) of a.x -> a.scratch as signed bytes, with a scale for each row and 32 columns.
   void (*quantize_rows)(const GemmArgs& a, int64_t m0, int64_t m1);
   void (*quant_tile)(const GemmArgs& a, int64_t m0, int64_t m1, int64_t panel);  // reads the rows in a.scratch
+  bool quantizes_bf16 = true;  // else quant_tile reads rows of bf16 in a.x as they are, and rounds weights to bf16
 
   // rows.cpp, rows [r0, r1)
   void (*rms_norm)(const NormArgs& a, Act act, int64_t r0, int64_t r1);

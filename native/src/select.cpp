@@ -22,7 +22,7 @@
       KernelTable t{};                      \
       t.isa = #ISA;                         \
       ISA::register_gemm(t);                \
-      ROWS::register_quant(t);              \
+      ISA::register_quant(t);               \
       ROWS::register_rows(t);               \
       ISA::register_attention(t);          \
       ROWS::register_sample(t);             \

@@ -31,7 +31,8 @@ inline KernelTable gemm_kernels(const std::string& isa) {
 // Fills in the part of the quantised formats.
 inline void add_quant_kernels(KernelTable& t) {
   const std::string isa = t.isa;
-  if (isa == "avx512" || isa == "amx") avx512::register_quant(t);
+  if (isa == "amx") amx::register_quant(t);
+  else if (isa == "avx512") avx512::register_quant(t);
   else if (isa == "avx2") avx2::register_quant(t);
   else portable::register_quant(t);
 }

@@ -6,7 +6,8 @@
 // A row of activations is a sequence of blocks: 32 signed bytes, their scale (float), and what the sum of the bytes adds
 // to a dot product: int8: -kWeightBias * sum (int32); int4: scale * sum (float), to be multiplied by the minimum.
 //
-// A dot product over a block of k is exact. Sums of floats over the blocks run in ascending order, one multiply-add each
+// With tile registers, rows of bf16 stay as they are and weights become bf16 (quant_amx.inl); all else here is of other rows
+// and CPUs. A dot product over a block of k is exact. Sums of floats over the blocks run in ascending order, one multiply-add each
 // (int4: two). Rows are computed in groups by one template and a long k in slices whose sums rest in memory; neither
 // changes an operation or its order.
 //
@@ -17,6 +18,10 @@
 // does not pay.
 #include "quant_simd.h"
 #include "register.h"
+
+#if defined(__AMX_BF16__)
+#include "amx.h"
+#endif
 
 namespace pinnate::PINNATE_KERNEL_ISA {
 namespace {
@@ -179,7 +184,14 @@ void add_slice(const GemmArgs& a, int64_t chunk, int64_t rows, int64_t panel, in
   }
 }
 
+#if defined(__AMX_BF16__)
+#include "quant_amx.inl"
+#endif
+
 void quant_tile(const GemmArgs& a, int64_t m0, int64_t m1, int64_t panel) {
+#if defined(__AMX_BF16__)
+  if (a.w->act == Act::kBF16) return tile_quant(a, m0, m1, panel);
+#endif
   alignas(64) float sums[kChunkRows * kPanel];
   const int64_t blocks = blocks_of(a.w->k);
   for (int64_t chunk = m0; chunk < m1; chunk += kChunkRows) {
@@ -338,6 +350,9 @@ void quant_unpack_rows(const PackedWeight& w, const int32_t* ids, int64_t count,
 }  // namespace
 
 void register_quant(KernelTable& t) {
+#if defined(__AMX_BF16__)
+  t.quantizes_bf16 = false;
+#endif
   t.quant_layout = quant_layout;
   t.quant_pack_panel = quant_pack_panel;
   t.quant_unpack_rows = quant_unpack_rows;
