@@ -239,7 +239,10 @@ def wait_for_resident(least: int) -> None:
     while resident_bytes() < least:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    time.sleep(0.3)
+    before = 0
+    while (now := resident_bytes()) - before > 1 << 20:  # until the other thread has made what it makes
+        before = now
+        time.sleep(0.3)
 
 
 def test_memory_grows_in_steps_and_not_at_all_between(caplog):
