@@ -22,6 +22,7 @@ from pinnate.core.sampling import SamplingParams
 EOS = 256  # of ByteTokenizer
 PAD = 257
 VOCAB_SIZE = 258
+EMPTY = -1
 
 
 def next_token(prefix: Sequence[int], params: SamplingParams, seed: int, index: int, vocab_size: int) -> int:
@@ -67,24 +68,26 @@ class FakeExecutor:
         self.batches: list[SchedulerOutput] = []
         self.closed = False
         self.kv_committed_bytes = 0
-        self._slots: dict[tuple[int, int], int] = {}
+        self._pages: dict[int, array[int]] = {}  # a token id for each slot, EMPTY where nothing was computed
 
     def execute(self, output: SchedulerOutput) -> StepResult:
         self.batches.append(output)
         if self.fail_when is not None and self.fail_when(output):
             raise RuntimeError("the fake executor was told to fail")
         for source, target in output.copies:
-            for slot in range(self.page_size):
-                if (source, slot) in self._slots:
-                    self._slots[target, slot] = self._slots[source, slot]
+            copied, kept = self._page(source), self._page(target)
+            for slot, token in enumerate(copied):
+                if token != EMPTY:
+                    kept[slot] = token
         for sequence in output.sequences:
-            for offset, token in enumerate(sequence.token_ids):
-                self._slots[self._slot(sequence, sequence.start + offset)] = token
+            for position, token in enumerate(sequence.token_ids, sequence.start):
+                page, slot = divmod(position, self.page_size)
+                self._page(sequence.page_table[page])[slot] = token
         tokens: list[int] = []
         logprobs: list[TokenLogprobs | None] = []
         scores = {}
         for sequence in output.sequences:
-            prefix = [self._slots[self._slot(sequence, p)] for p in range(sequence.start + len(sequence.token_ids))]
+            prefix = self._prefix(sequence)
             for sample in sequence.samples:
                 token = self._sample(prefix, sample)
                 tokens.append(token)
@@ -98,14 +101,12 @@ class FakeExecutor:
         return 8 * self.page_size
 
     def read_pages(self, pages: array[int], out: bytearray | memoryview) -> None:
-        slots = [self._slots.get((page, slot), -1) for page in pages for slot in range(self.page_size)]
-        memoryview(out).cast("B")[:] = array("q", slots).tobytes()
+        memoryview(out).cast("B")[:] = b"".join(self._page(page).tobytes() for page in pages)
 
     def write_pages(self, pages: array[int], data: bytes | bytearray | memoryview) -> None:
         slots = array("q", bytes(data))
         for i, page in enumerate(pages):
-            for slot in range(self.page_size):
-                self._slots[page, slot] = slots[i * self.page_size + slot]
+            self._pages[page] = slots[i * self.page_size : (i + 1) * self.page_size]
 
     def describe(self) -> dict[str, object]:
         return {"executor": "fake"}
@@ -113,8 +114,19 @@ class FakeExecutor:
     def close(self) -> None:
         self.closed = True
 
-    def _slot(self, sequence: ScheduledSequence, position: int) -> tuple[int, int]:
-        return sequence.page_table[position // self.page_size], position % self.page_size
+    def _page(self, page: int) -> array[int]:
+        return self._pages.setdefault(page, array("q", [EMPTY] * self.page_size))
+
+    def _prefix(self, sequence: ScheduledSequence) -> list[int]:
+        """What the pages hold of the sequence, whole pages at a time. Raises KeyError where that is nothing."""
+        length = sequence.start + len(sequence.token_ids)
+        tokens = array("q")
+        for page in sequence.page_table[: -(-length // self.page_size)]:
+            tokens += self._pages[page]
+        del tokens[length:]
+        if EMPTY in tokens or len(tokens) < length:
+            raise KeyError(f"sequence {sequence.seq_id}: nothing was computed for one of {length} positions")
+        return tokens.tolist()
 
     def _sample(self, prefix: list[int], sample: Sample) -> int:
         if sample.target >= 0:

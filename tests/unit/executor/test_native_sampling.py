@@ -1,11 +1,12 @@
 """The sampling kernel against its NumPy definition, on logits that a native program is made to produce."""
 
+import functools
 from array import array
 
 import numpy as np
 import pytest
 
-from pinnate.core.batch import Sample, ScheduledSequence, SchedulerOutput
+from pinnate.core.batch import Sample, ScheduledSequence, SchedulerOutput, StepResult
 from pinnate.core.sampling import SamplingParams
 from pinnate.executor.forward_batch import build_forward_batch, step_result
 from pinnate.executor.sampling import sample_rows
@@ -62,14 +63,23 @@ def spread_logits(rng, rows, vocab) -> np.ndarray:
     return logits.astype(np.float32)
 
 
+@functools.cache
+def defined_draws(vocab: int, count: int, *, masked: bool = False) -> tuple[np.ndarray, list[Draw], StepResult]:
+    """(logits, draws, what the definition draws), for every instruction set the same."""
+    rng = np.random.default_rng(vocab)
+    logits = spread_logits(rng, 64, vocab)
+    draws = random_draws(rng, 64, vocab, count)
+    if masked:
+        for draw in draws:
+            draw.allowed = random_mask(rng, vocab)
+    return logits, draws, numpy_draws(logits, draws)
+
+
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("vocab", [9, 333, 2050])
 def test_the_same_tokens_as_the_definition(isa, vocab):
-    rng = np.random.default_rng(vocab)
-    logits = spread_logits(rng, 64, vocab)
-    draws = random_draws(rng, 64, vocab, 1500)
+    logits, draws, expected = defined_draws(vocab, 1500)
     native = logits_executor(logits, isa=isa, threads=2).execute(step_of(draws))
-    expected = numpy_draws(logits, draws)
     differ = [i for i in range(len(draws)) if native.token_ids[i] != expected.token_ids[i]]
     assert len(differ) <= len(draws) // 1000
     assert all(draws[i].params.temperature > 0 for i in differ)
@@ -109,13 +119,8 @@ def test_a_real_vocabulary_with_every_truncation():
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("vocab", [9, 333, 2050])
 def test_masked_rows_draw_what_the_definition_draws_and_nothing_else(isa, vocab):
-    rng = np.random.default_rng(vocab)
-    logits = spread_logits(rng, 64, vocab)
-    draws = random_draws(rng, 64, vocab, 800)
-    for draw in draws:
-        draw.allowed = random_mask(rng, vocab)
+    logits, draws, expected = defined_draws(vocab, 800, masked=True)
     native = logits_executor(logits, isa=isa, threads=2).execute(step_of(draws))
-    expected = numpy_draws(logits, draws)
     for draw, token in zip(draws, native.token_ids, strict=True):
         assert draw.allowed is None or token in draw.allowed
     differ = [i for i in range(len(draws)) if native.token_ids[i] != expected.token_ids[i]]
