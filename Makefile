@@ -17,9 +17,8 @@ JOBS ?= 2
 serve: install  ## start the server with the default model; ARGS="--port 8001" adds flags
 	@exec $(BIN)/pinnate serve $(ARGS)
 
-# Files in their order: the short ones of tests/unit come last and fill both processes to the end.
 test: dev native-test  ## the whole suite, files spread over JOBS processes
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 check: dev
 	$(BIN)/ruff check .
