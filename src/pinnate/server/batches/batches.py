@@ -7,8 +7,8 @@
                    cancelled
 
 Knows: statuses, times, files of a batch. Must not know: HTTP, how requests run (`runner.py`). One batch is checked and
-one runs at a time, each the oldest that waits. Every status is stored before it is acted on, so that a batch whose
-server was killed is taken up where it was.
+one runs at a time, each the oldest that waits; what has only to be brought to its end does not wait for either. Every
+status is stored before it is acted on, so that a batch whose server was killed is taken up where it was.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class Batches:
         self.progress = Progress()
         self._state = state
         self._routes = routes
-        self._wake = {"validating": asyncio.Event(), "running": asyncio.Event()}
+        self._wake = {name: asyncio.Event() for name in ("validating", "running", "ending")}
         self._loops: list[asyncio.Task[None]] = []
         state.metrics.sources.append(self.progress.collect)
-        self._current: dict[str, asyncio.Task[None]] = {}  # what is being checked or run, by the batch's id
+        self._current: dict[str, asyncio.Task[None]] = {}  # what is being checked, run or ended, by the batch's id
 
     @property
     def endpoints(self) -> tuple[str, ...]:
@@ -63,6 +63,7 @@ class Batches:
         self._loops = [
             asyncio.create_task(self._loop("validating", self._validate_next), name="batches-validate"),
             asyncio.create_task(self._loop("running", self._run_next), name="batches-run"),
+            asyncio.create_task(self._loop("ending", self._end_next), name="batches-end"),
         ]
 
     async def stop(self) -> None:
@@ -90,7 +91,7 @@ class Batches:
         batch = await self.storage.call(lambda tables: tables.change_batch(batch_id, CANCELLABLE, **changes))
         if batch.status == "cancelling" and batch_id in self._current:
             self._current[batch_id].cancel()
-        self._wake["running"].set()
+        self._wake["ending"].set()
         return batch
 
     # ------------------------------------------------------------------ loops
@@ -118,53 +119,59 @@ class Batches:
                     await wake.wait()
 
     async def _validate_next(self) -> bool:
-        batch = await self._oldest("validating")
-        if batch is None:
-            return False
-        await self._attend(batch, self._validate(batch))
-        self._wake["running"].set()
-        return True
+        return await self._attend_oldest("validating", self._validate)
 
     async def _run_next(self) -> bool:
-        """The oldest batch that only has to be brought to its end, else the oldest that has requests to run."""
-        await self._remove_expired_files()
-        for status in ("cancelling", "finalizing"):
-            batch = await self._oldest(status)
-            if batch is not None and batch.id not in self._current:
-                await self._finish(batch)
-                return True
-        for batch_id, status in await self.storage.call(Tables.unfinished):
-            batch = await self._get(batch_id)
-            if status == "in_progress" and batch.expires_at <= time.time():
-                await self._finish(batch)
-                return True
-        batch = await self._oldest("in_progress")
-        if batch is None:
-            return False
-        await self._attend(batch, self._run(batch))
-        return True
+        return await self._attend_oldest("in_progress", self._run)
 
-    async def _attend(self, batch: Batch, work: Awaitable[None]) -> None:
+    async def _attend_oldest(self, status: str, work: Callable[[Batch], Awaitable[None]]) -> bool:
+        """Whether a batch of this status was there that nobody attends to, and something was done about the oldest."""
+        for batch_id, its in await self.storage.call(Tables.unfinished):
+            if its == status and batch_id not in self._current:
+                await self._attend(batch_id, self._work_if(status, batch_id, work))
+                return True
+        return False
+
+    async def _end_next(self) -> bool:
+        """The same for what only has to be brought to its end."""
+        await self._remove_expired_files()
+        for batch_id, status in await self.storage.call(Tables.unfinished):
+            if status == "validating" or (status == "in_progress" and not await self._is_expired(batch_id)):
+                continue
+            if batch_id not in self._current:
+                await self._attend(batch_id, self._work_if(status, batch_id, self._finish))
+                return True
+        return False
+
+    async def _work_if(self, status: str, batch_id: str, work: Callable[[Batch], Awaitable[None]]) -> None:
+        """The status is read once more: it may have changed before `cancel` could find who attends to the batch."""
+        batch = await self._get(batch_id)
+        if batch.status == status:
+            await work(batch)
+
+    async def _attend(self, batch_id: str, work: Awaitable[None]) -> None:
         """Does `work`, which `cancel` may end. A fault of ours fails the batch, not the others."""
         task = asyncio.ensure_future(work)
-        self._current[batch.id] = task
+        self._current[batch_id] = task
         try:
             await asyncio.wait((task,))
         finally:
             task.cancel()
             await asyncio.wait((task,))
-            del self._current[batch.id]
+            del self._current[batch_id]
+            for wake in self._wake.values():  # its next status may be any loop's
+                wake.set()
         if task.cancelled():
             return
         error = task.exception()
         if isinstance(error, StorageError) and error.code == "storage_error":  # its file is gone or unreadable
-            log.error("%s failed: %s", batch.id, error)
-            await self._fail(batch.id, [BatchError(code=error.code, message=str(error))])
+            log.error("%s failed: %s", batch_id, error)
+            await self._fail(batch_id, [BatchError(code=error.code, message=str(error))])
         elif isinstance(error, PinnateError):
             raise error
         elif error is not None:
-            log_fault(log, batch.id, error)
-            await self._fail(batch.id, [BatchError(code="internal_error", message="internal error, see the log")])
+            log_fault(log, batch_id, error)
+            await self._fail(batch_id, [BatchError(code="internal_error", message="internal error, see the log")])
 
     # ------------------------------------------------------------------ steps
 
@@ -224,9 +231,8 @@ class Batches:
 
     # ------------------------------------------------------------------ help
 
-    async def _oldest(self, status: str) -> Batch | None:
-        found = [each for each, its in await self.storage.call(Tables.unfinished) if its == status]
-        return await self._get(found[0]) if found else None
+    async def _is_expired(self, batch_id: str) -> bool:
+        return (await self._get(batch_id)).expires_at <= time.time()
 
     async def _get(self, batch_id: str) -> Batch:
         return await self.storage.call(lambda tables: tables.get_batch(None, batch_id))

@@ -126,10 +126,10 @@ async def test_cancelled(tmp_path: Path, when: str) -> None:
     assert (answer.status, answer.json["status"]) == (200, "cancelling")
     if when == "validating":
         server.batches.start()
-    if when == "waiting":  # at once, whatever runs
-        await server.client.post(f"/v1/batches/{first}/cancel", b"")
     batch = await server.until(batch_id)
     assert batch["status"] == "cancelled"
+    if when == "waiting":  # at once, whatever runs
+        assert (await server.look(first))["status"] == "in_progress"
     assert batch["cancelling_at"] <= batch["cancelled_at"]
     if when == "in_progress":
         assert [each["custom_id"] for each in await server.lines_of(batch["output_file_id"])] == ["0"]
@@ -139,6 +139,34 @@ async def test_cancelled(tmp_path: Path, when: str) -> None:
         assert all(stream.aborted for stream in server.engine.streams[1:])
     again = await server.client.post(f"/v1/batches/{batch_id}/cancel", b"")
     assert (again.status, again.error["code"]) == (409, "batch_finished")
+    await server.stop()
+
+
+async def test_cancelled_while_it_is_being_taken_up(server: BatchServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look for what is to run and the run."""
+    attend = server.batches._attend
+    cancelled = []
+
+    async def cancel_first(batch_id: str, work: Any) -> None:
+        if (await server.look(batch_id))["status"] == "in_progress":
+            cancelled.append((await server.client.post(f"/v1/batches/{batch_id}/cancel", b"")).json["status"])
+        await attend(batch_id, work)
+
+    monkeypatch.setattr(server.batches, "_attend", cancel_first)
+    batch = await server.until(await server.batch_of([line("a")]))
+    assert (cancelled, batch["status"]) == (["cancelling"], "cancelled")
+    assert server.engine.submitted == []
+
+
+async def test_expired_while_another_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
+    server = BatchServer(tmp_path, held(asyncio.Event()))
+    server.batches.start()
+    first = await server.batch_of([line("a")])
+    await server.until(first, "in_progress")
+    batch = await server.until(await server.batch_of([line("b")], completion_window="1s"))
+    assert (batch["status"], batch["output_file_id"]) == ("expired", None)
+    assert (await server.look(first))["status"] == "in_progress"
     await server.stop()
 
 
