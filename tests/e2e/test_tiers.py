@@ -167,11 +167,11 @@ async def test_two_servers_do_not_share_a_folder(tmp_path: Path) -> None:
 async def test_sequences_that_are_swapped_out_and_resumed_give_the_same_bytes(tmp_path: Path) -> None:
     """A pool too small for all: some are preempted, and get their pages back from disk."""
     prompts = [fresh_ids(60) for _ in range(6)]
-    fields = FIELDS | {"max_tokens": 120, "ignore_eos": True}
+    fields = FIELDS | {"max_tokens": 250, "ignore_eos": True}
     async with serving(tmp_path) as api:
         with_room = await asyncio.gather(*(api.complete(prompt, **fields) for prompt in prompts))
         assert (await api.metrics())["num_preemptions_total"] == 0
-    async with serving(tmp_path, "--num-pages", "40", disk=tmp_path / "kv") as api:
+    async with serving(tmp_path, "--num-pages", "64", disk=tmp_path / "kv") as api:
         answers = await asyncio.gather(*(api.complete(prompt, **fields) for prompt in prompts))
         for answer, expected in zip(answers, with_room, strict=True):
             assert answer.json["choices"] == expected.json["choices"]
