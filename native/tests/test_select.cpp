@@ -29,7 +29,9 @@ bool refused(const char* name) {
 
 int main() {
   CHECK(whole(kernels_portable()) && whole(kernels_avx2()) && whole(kernels_avx512()) && whole(kernels_amx()));
-  CHECK(kernels_amx().quant_tile == kernels_avx512().quant_tile && kernels_amx().attention != kernels_avx512().attention);
+  const KernelTable &amx = kernels_amx(), &avx512 = kernels_avx512();
+  CHECK(amx.sample == avx512.sample && amx.rms_norm == avx512.rms_norm);  // no tiles in these
+  CHECK(amx.gemm_tile != avx512.gemm_tile && amx.quant_tile != avx512.quant_tile && amx.attention != avx512.attention);
   for (const char* isa : {"amx", "avx512", "avx2", "portable"}) {
     if (cpu_runs(isa)) CHECK(std::string(select_kernels(isa).isa) == isa);
     else CHECK(refused(isa));
