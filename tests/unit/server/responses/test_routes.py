@@ -225,7 +225,7 @@ async def test_cancelling(client: Client, tokens: int) -> None:
     assert cancelled.status == "cancelled"
     assert client.engine.streams[0].aborted
     await asyncio.sleep(0)
-    await nothing_is_left(client)
+    assert not client.state.ongoing
     again = await get(client, f"{shown.id}/cancel", method="POST")
     assert again.json == (await get(client, shown.id)).json
 
@@ -302,7 +302,7 @@ async def test_the_server_ends() -> None:
     statuses = {record.response.status for record in store_of(client)._records.values()}
     assert statuses == {"failed"}
     await asyncio.sleep(0)
-    await nothing_is_left(client)
+    assert not client.state.ongoing
 
 
 async def test_the_server_ends_before_a_background_response_began(client: Client) -> None:
