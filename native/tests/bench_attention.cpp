@@ -66,10 +66,11 @@ void measure(const KernelTable& t, const Case& c, int threads, int repeats, cons
   unsigned char* pool = memory.get();
   madvise(pool, size, MADV_HUGEPAGE);
   std::mt19937 rng(1);
-  for (size_t i = 0; i + 2 <= layers * pages * page; i += 2) {
+  for (size_t i = 0; i + 2 <= pages * page; i += 2) {
     const uint16_t x = static_cast<uint16_t>(0x3e00 + rng() % 0x180 + (rng() % 2) * 0x8000);
     std::memcpy(pool + i, &x, 2);
   }
+  for (size_t l = 1; l < layers; ++l) std::memcpy(pool + l * pages * page, pool, pages * page);
   std::vector<int32_t> starts, contexts(c.seqs, c.context), offsets, indices(pages);
   for (int s = 0; s <= c.seqs; ++s) starts.push_back(s * c.rows), offsets.push_back(static_cast<int32_t>(s * per_seq));
   std::iota(indices.begin(), indices.end(), 0);
@@ -190,7 +191,11 @@ int main(int argc, char** argv) {
       {"decode 32 at context 500, 9/3 x 64", 32, 1, 500, 9, 3, 64},
       {"decode 32 at context 500, 9/3 x 64, fp32", 32, 1, 500, 9, 3, 64, Act::kF32},
       {"decode 32 at context 150, 9/3 x 64", 32, 1, 150, 9, 3, 64},
+      {"decode 32 at context 64, 9/3 x 64", 32, 1, 64, 9, 3, 64},
+      {"decode 32 at context 220, 9/3 x 64", 32, 1, 220, 9, 3, 64},
+      {"decode 64 at context 220, 9/3 x 64", 64, 1, 220, 9, 3, 64},
       {"decode 64 at context 430, 9/3 x 64", 64, 1, 430, 9, 3, 64},
+      {"decode 64 at context 600, 9/3 x 64", 64, 1, 600, 9, 3, 64},
       {"sharing 8 x 8, 400 of 450, 9/3 x 64", 64, 1, 450, 9, 3, 64, Act::kBF16, false, 400, 8},
       {"sharing 8, 400 of 450, 9/3 x 64", 8, 1, 450, 9, 3, 64, Act::kBF16, false, 400},
       {"sharing 16, 1500 of 1600, 9/3 x 64", 16, 1, 1600, 9, 3, 64, Act::kBF16, false, 1500},
