@@ -7,7 +7,9 @@
 // to a dot product: int8: -kWeightBias * sum (int32); int4: scale * sum (float), to be multiplied by the minimum.
 //
 // With tile registers, rows of bf16 stay as they are and weights become bf16 (quant_amx.inl); all else here is of other rows
-// and CPUs. A dot product over a block of k is exact. Sums of floats over the blocks run in ascending order, one multiply-add each
+// and CPUs.
+//
+// A dot product over a block of k is exact. Sums of floats over the blocks run in ascending order, one multiply-add each
 // (int4: two). Rows are computed in groups by one template and a long k in slices whose sums rest in memory; neither
 // changes an operation or its order.
 //
