@@ -197,8 +197,8 @@ struct Span {
 };
 
 // Scores of R rows (Most at most, itself 16 at most) -> weights, and their sums added to the states unless that is done with
-// the values (Summed). A row's reference follows its maximum only where a weight
-// would exceed e^kSlack, which is rare after the first block; then what the state has is scaled.
+// the values (Summed). A row's reference follows its maximum only where a weight would exceed e^kSlack, which is rare after the
+// first block; then what the state has is scaled.
 template <Act A, int Most, bool Summed = false>
 void update_softmax(int64_t R, int tiles, float scale, const Span* spans, float* s, float* p, const State& states,
                     int64_t stride, int64_t columns) {
@@ -440,7 +440,7 @@ struct ItemRun {
       for (int64_t j = 0; j < rows; ++j) spans[j] = {first_key(first + j) - start, position(first + j) + 1 - start};
       const State half = {states.out + i * stride, states.sums + i * stride, states.reference + i * stride};
       update_softmax<A, kTileRows, true>(rows, tiles, a.scale, spans, group.scores + i * kBlock, m.weights + i * kBlock / 2, half,
-                                   stride, g.columns);
+                                         stride, g.columns);
     }
   }
 
@@ -462,9 +462,8 @@ struct ItemRun {
     pack_values(lanes, next, value_stride, g.columns, seen < kBlock ? seen : kBlock, m.operands);
     BlockTiles block = lanes;
     if (g.steps % kTileRows) pad_keys(block, run.tiles, key_stride, g.steps, m.operands + Scratch::packed_values(g));
-    const auto configure = [&](const Group& group) { tiles.configure_rows(group.rows); };
     const auto score = [&](const Group& group) {
-      configure(group);
+      tiles.configure_rows(group.rows);
       group.rows > kTileRows ? score_group<true>(block, group, next) : score_group<false>(block, group, next);
       next = nullptr;
     };
@@ -473,7 +472,7 @@ struct ItemRun {
       if (last.rows) weigh_group(run.start, last, state(states, last.row));
       if (following) score(*following);
       if (!last.rows) return;
-      configure(last);
+      tiles.configure_rows(last.rows);
       last.rows > kTileRows ? add_group<true>(last, state(states, last.row)) : add_group<false>(last, state(states, last.row));
     };
     for_groups<kGroup>(run, [&](int64_t r, int64_t rows, int64_t tokens) {

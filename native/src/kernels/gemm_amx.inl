@@ -14,8 +14,8 @@ PINNATE_INLINE int64_t tile_pair_at(int64_t k, int64_t pair, int64_t column) {
 void tile_gemm(const GemmArgs& a, int64_t m0, int64_t m1, int64_t panel) {
   const PackedWeight& w = *a.w;
   const unsigned char* data = w.data + panel * w.panel_bytes;
-  const int64_t half = w.panel_bytes / 2, rest = w.k % kTileK;
-  const unsigned char* next = data + (panel + a.ahead < w.panels ? a.ahead : 0) * w.panel_bytes;
+  const unsigned char* next = next_panel(a, panel);
+  const int64_t half = w.panel_bytes / 2, steps = (w.k + kTileK - 1) / kTileK;
   // Sums that need nothing more are made where they go.
   const bool in_place = (a.epilogue == Epilogue::kStoreF32 || a.epilogue == Epilogue::kAddF32) && a.bias == nullptr &&
                         (panel + 1) * kPanel <= w.n;
@@ -25,13 +25,12 @@ void tile_gemm(const GemmArgs& a, int64_t m0, int64_t m1, int64_t panel) {
   for (int64_t row = m0; row < m1; row += kTileGroup) {
     const int64_t rows = min64(kTileGroup, m1 - row);
     tiles.configure_rows(rows);
-    const TileRows x{static_cast<const bf16*>(a.x) + row * a.ldx, a.ldx, w.k / kTileK, rest > 0 ? tail : nullptr};
-    if (rest > 0) copy_tail(x, rows, rest, tail);
+    const TileRows x = rows_as_tiles(a, row, rows, 0, steps, tail);
     TileSums s{sums, kPanel, false};
     if (in_place) s = {static_cast<float*>(a.out) + row * a.ldo + panel * kPanel, a.ldo, a.epilogue == Epilogue::kAddF32};
-    tile_rows(x, rows, data, data + half, row == m0, s);
+    tile_rows(x, rows, data, row == m0 ? data + half : nullptr, s);
     s.c += 32;
-    tile_rows(x, rows, data + half, next, row == m0, s);
+    tile_rows(x, rows, data + half, row == m0 ? next : nullptr, s);
     if (!in_place) finish(a, row, rows, panel, sums);
   }
 }

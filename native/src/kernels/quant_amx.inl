@@ -5,7 +5,6 @@
 // rounded. Order of a sum over k: as tile_pass.inl says, whatever the slices.
 #include "tile_pass.inl"
 
-constexpr int64_t kTileChunk = 512;  // rows whose sums rest in memory while k is walked
 constexpr int64_t kTileSlice = 8;    // blocks of k: their tiles stay in L1
 constexpr int64_t kFetchBlocks = 8;  // how far ahead of its use a block is fetched
 
@@ -75,22 +74,18 @@ void decode(const unsigned char* w, int64_t blocks, const unsigned char* end, co
 // Rows [m0, m1) times blocks [b0, b1) of k of half a panel, in tiles at `b`; sums of row m0 at s.c.
 void add_tiles(const GemmArgs& a, int64_t m0, int64_t m1, int64_t b0, int64_t b1, const unsigned char* b, Tiles& tiles,
                TileSums s) {
-  const int64_t k = a.w->k, whole = min64(b1, k / kTileK) - b0;
   alignas(64) bf16 tail[kTileGroup * kTileK];
   for (int64_t row = m0; row < m1; row += kTileGroup, s.c += kTileGroup * s.ldc) {
     const int64_t rows = min64(kTileGroup, m1 - row);
     tiles.configure_rows(rows);
-    const TileRows x{static_cast<const bf16*>(a.x) + row * a.ldx + b0 * kTileK, a.ldx, whole, b0 + whole < b1 ? tail : nullptr};
-    if (x.tail != nullptr) copy_tail(x, rows, k % kTileK, tail);
-    tile_rows(x, rows, b, nullptr, false, s);
+    tile_rows(rows_as_tiles(a, row, rows, b0, b1, tail), rows, b, nullptr, s);
   }
 }
 
 void tile_quant(const GemmArgs& a, int64_t m0, int64_t m1, int64_t panel) {
   const PackedWeight& w = *a.w;
   const int64_t blocks = blocks_of(w.k), slices = (blocks + kTileSlice - 1) / kTileSlice;
-  const unsigned char* data = w.data + panel * w.panel_bytes;
-  const unsigned char* next = data + (panel + a.ahead < w.panels ? a.ahead : 0) * w.panel_bytes;
+  const unsigned char *data = w.data + panel * w.panel_bytes, *next = next_panel(a, panel);
   const auto to_tiles = w.format == WeightFormat::kInt8 ? decode<WeightFormat::kInt8> : decode<WeightFormat::kInt4>;
   alignas(64) unsigned char buffer[kTileSlice * kStepBytes];
   alignas(64) float sums[kTileChunk * kPanel];

@@ -5,6 +5,7 @@
 
 constexpr int64_t kStepBytes = 2 * kTileBytes;  // of a half, for 32 k
 constexpr int64_t kFetchSteps = 2;              // how far ahead of its use a first pass fetches a panel into L2
+constexpr int64_t kTileChunk = 512;             // rows of x that stay in L2 next to a panel
 
 // Rows as tiles: `steps` whole ones of 32 k in place, then perhaps a padded copy of what is left of k.
 struct TileRows {
@@ -42,16 +43,27 @@ void tile_pass(const TileRows& x, const unsigned char* b, const unsigned char* n
   store_tiles<kTwo, 2>(s.c, bytes);
 }
 
-void tile_rows(const TileRows& x, int64_t rows, const unsigned char* b, const unsigned char* next, bool fetch,
-               const TileSums& s) {
-  if (rows > kTileRows) return fetch ? tile_pass<true, true>(x, b, next, s) : tile_pass<true, false>(x, b, next, s);
-  return fetch ? tile_pass<false, true>(x, b, next, s) : tile_pass<false, false>(x, b, next, s);
+// `next` is null where nothing is fetched.
+void tile_rows(const TileRows& x, int64_t rows, const unsigned char* b, const unsigned char* next, const TileSums& s) {
+  if (rows > kTileRows) return next ? tile_pass<true, true>(x, b, next, s) : tile_pass<true, false>(x, b, next, s);
+  return next ? tile_pass<false, true>(x, b, next, s) : tile_pass<false, false>(x, b, next, s);
 }
 
-void copy_tail(const TileRows& x, int64_t rows, int64_t rest, bf16* tail) {
+// Steps [begin, end) of k of rows [row, row + rows) of a.x. What is left of k goes to `tail` [32][32], padded.
+TileRows rows_as_tiles(const GemmArgs& a, int64_t row, int64_t rows, int64_t begin, int64_t end, bf16* tail) {
+  const int64_t whole = min64(end, a.w->k / kTileK);
+  const TileRows x{static_cast<const bf16*>(a.x) + row * a.ldx + begin * kTileK, a.ldx, whole - begin, whole < end ? tail : nullptr};
+  if (x.tail == nullptr) return x;
   for (int64_t r = 0; r < rows; ++r, tail += kTileK) {
     std::memset(tail, 0, 2 * kTileK);
-    std::memcpy(tail, x.x + r * x.ldx + x.steps * kTileK, static_cast<size_t>(2 * rest));
+    std::memcpy(tail, x.x + r * x.ldx + x.steps * kTileK, static_cast<size_t>(2 * (a.w->k % kTileK)));
   }
   before_tile_loads();
+  return x;
+}
+
+// The panel that this thread probably goes on with.
+const unsigned char* next_panel(const GemmArgs& a, int64_t panel) {
+  const PackedWeight& w = *a.w;
+  return w.data + (panel + a.ahead < w.panels ? panel + a.ahead : panel) * w.panel_bytes;
 }
