@@ -276,6 +276,18 @@ class Api:
             assert time.monotonic() < end, f"still running {seconds} s later"
             await asyncio.sleep(0.05)
 
+    async def bytes_beside_kv(self, seconds: float = 20.0) -> int:
+        """Resident bytes of all processes less the committed KV memory, once idle time has committed all of that: an
+        idle server takes its pool's memory part by part, and a reading in between means nothing."""
+        end, before = time.monotonic() + seconds, 0
+        while True:
+            resident, committed = self.server.resident_bytes(), int((await self.metrics())["kv_committed_bytes"])
+            if resident >= committed and abs(resident - before) < 1 << 20:
+                return resident - committed
+            assert time.monotonic() < end, f"{resident} bytes, {before} before: still changing after {seconds} s"
+            before = resident
+            await asyncio.sleep(0.3)
+
 
 def fresh_ids(count: int) -> list[int]:
     """Ids that no request has begun with: a random word, then counting."""

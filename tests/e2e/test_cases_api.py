@@ -137,7 +137,7 @@ HUGE: list[tuple[str, dict[str, Any]]] = [
 
 async def test_case_14_huge_costs_are_refused_before_they_are_paid(api: Api) -> None:
     await asyncio.gather(api.complete(P1, temperature=1), api.chat("hi", logprobs=True))  # a first use costs more
-    before = api.server.resident_bytes(), (await api.metrics())["kv_committed_bytes"]
+    before = await api.bytes_beside_kv()
     for field, fields in HUGE:
         answer, neighbour = await asyncio.gather(api.complete(P1, temperature=1, **fields), api.complete(P1))
         assert (answer.status, answer.error["param"]) == (400, field), fields
@@ -146,8 +146,7 @@ async def test_case_14_huge_costs_are_refused_before_they_are_paid(api: Api) -> 
         answer = await api.chat("hi", logprobs=True, top_logprobs=top)
         assert (answer.status, answer.error["param"]) == (400, "top_logprobs"), top
     assert (await api.chat("hi", top_logprobs=3)).status == 400
-    after = api.server.resident_bytes(), (await api.metrics())["kv_committed_bytes"]
-    assert after[0] - before[0] - (after[1] - before[1]) < 50 << 20
+    assert await api.bytes_beside_kv() - before < 50 << 20
     most = await api.complete(P4, n=32, temperature=1, max_tokens=2)
     assert [choice["index"] for choice in most.json["choices"]] == list(range(32))
     scored = (await api.chat("hi", logprobs=True, max_tokens=2)).choice()["logprobs"]["content"]

@@ -70,7 +70,7 @@ BAD_GRAMMARS: list[dict[str, Any]] = [
 async def test_case_53_bad_grammars_fail_their_own_request(api: Api) -> None:
     """Nothing is accepted and ignored: what is not refused keeps to the grammar."""
     await api.complete(P4, max_tokens=2, structured_outputs={"regex": "ab"})  # the checking process runs
-    before = api.server.resident_bytes()
+    before = await api.bytes_beside_kv()
     neighbour = asyncio.create_task(api.complete(P1, max_tokens=60))
     for fields in BAD_GRAMMARS:
         answer = await asyncio.wait_for(api.complete(P4, max_tokens=6, **fields), 10)
@@ -81,7 +81,7 @@ async def test_case_53_bad_grammars_fail_their_own_request(api: Api) -> None:
         param = answer.error["param"] or ""
         assert param.split(".")[0] in fields, (param, str(fields)[:100])
     assert (await neighbour).text == P1_NEXT[:60]
-    assert api.server.resident_bytes() - before < 200 * MB
+    assert await api.bytes_beside_kv() - before < 200 * MB
     assert api.server.health() == 200
 
 
@@ -197,11 +197,11 @@ async def test_case_46_dropped_connections_leave_nothing(api: Api) -> None:
             )
 
     await rounds(2)
-    before, resident = await api.until_idle(1), api.server.resident_bytes()
+    await api.until_idle(1)
+    before = await api.bytes_beside_kv()
     await rounds(12)
     after = await api.until_idle(1)
-    committed = after["kv_committed_bytes"] - before["kv_committed_bytes"]
-    assert api.server.resident_bytes() - resident - committed < 30 * MB
+    assert await api.bytes_beside_kv() - before < 30 * MB
     assert after["kv_pages_free"] + after["kv_pages_cached"] == after["kv_pages"]
     await asyncio.sleep(0.2)
     assert (await api.metrics())["generation_tokens_total"] == after["generation_tokens_total"]
