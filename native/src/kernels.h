@@ -125,7 +125,7 @@ struct AttentionArgs {
 
 // ---- sampling -----------------------------------------------------------------------------------------------------
 struct SampleArgs {  // one row
-  float* logits;          // [vocab]; may be overwritten
+  const float* logits;    // [vocab]
   int64_t vocab;
   float temperature;      // 0: greedy (lowest id wins ties)
   float top_p, min_p;

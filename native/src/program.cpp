@@ -289,8 +289,7 @@ void Program::finish(int64_t arena_bytes, int64_t logits, int64_t vocab, int64_t
   logits_ = logits;
   limits_.vocab_out = vocab;
   limits_.max_position = max_position;
-  // The kernel's scratch, and a copy of the row where several samples share it.
-  const size_t scratch = (3 * static_cast<size_t>(vocab) + 64) * sizeof(float);
+  const size_t scratch = (2 * static_cast<size_t>(vocab) + 64) * sizeof(float);
   for (int t = 0; t < pool_.threads(); ++t) sample_scratch_.emplace_back(scratch, true);
   finished_ = true;
   pool_.when_idle([this] { return commit_ahead(); });

@@ -143,7 +143,7 @@ class Program {
   void execute(const AttentionOp& op, const Block& block);
   void execute(const GatherOp& op, const Block& block);
   void sample(const Step& step, int64_t first_row, int64_t rows, size_t& next);
-  void sample_one(const Step& step, size_t n, int64_t first_row, bool shared, float* scratch);
+  void sample_one(const Step& step, size_t n, int64_t first_row, float* scratch);
 
   const KernelTable& kernels_;
   ThreadPool pool_;

@@ -217,23 +217,15 @@ void Program::sample(const Step& step, int64_t first_row, int64_t rows, size_t& 
   while (next < step.samples.size() && step.samples[next].row < first_row + rows) ++next;
   pool_.parallel_for(static_cast<int64_t>(next - begin), [&](int64_t i, int thread) {
     const size_t n = begin + static_cast<size_t>(i);
-    const SampleRecord* r = &step.samples[n];
-    const bool shared = (n > begin && r[-1].row == r->row) || (n + 1 < next && r[1].row == r->row);
-    float* scratch = reinterpret_cast<float*>(sample_scratch_[static_cast<size_t>(thread)].data());
-    sample_one(step, n, first_row, shared, scratch);
+    sample_one(step, n, first_row, reinterpret_cast<float*>(sample_scratch_[static_cast<size_t>(thread)].data()));
   });
 }
 
-void Program::sample_one(const Step& step, size_t n, int64_t first_row, bool shared, float* scratch) {
+void Program::sample_one(const Step& step, size_t n, int64_t first_row, float* scratch) {
   const SampleRecord& r = step.samples[n];
   SampleArgs a{};
   a.vocab = limits_.vocab_out;
   a.logits = at(logits_) + (r.row - first_row) * a.vocab;
-  if (shared) {  // other threads read the same row: change a copy
-    float* own = scratch + 2 * a.vocab + 64;
-    std::memcpy(own, a.logits, static_cast<size_t>(a.vocab) * sizeof(float));
-    a.logits = own;
-  }
   a.temperature = r.temperature, a.top_p = r.top_p, a.min_p = r.min_p, a.top_k = r.top_k;
   a.seed = static_cast<uint64_t>(r.seed), a.index = r.index, a.position = r.position;
   a.presence = r.presence, a.frequency = r.frequency, a.repetition = r.repetition;

@@ -133,6 +133,45 @@ void test_mask(const KernelTable& t) {
   }
 }
 
+// Whatever is asked for beside it; bits behind the vocabulary mean nothing.
+void test_one_allowed_token(const KernelTable& t) {
+  for (int64_t vocab : {1, 31, 32, 33, 3001}) {
+    for (int64_t only : {int64_t{0}, vocab / 2, vocab - 1}) {
+      auto logits = random_logits(vocab, 7, 3);
+      std::vector<uint32_t> mask(static_cast<size_t>((vocab + 31) / 32), 0);
+      if (vocab % 32 != 0) mask.back() = ~uint32_t{0} << (vocab % 32);
+      mask[static_cast<size_t>(only / 32)] |= 1u << (only % 32);
+      const auto token = static_cast<int32_t>(only);
+      const float banned = -kInf;
+      auto a = arguments(logits);
+      a.mask = mask.data(), a.top_k = 2;
+      for (float temperature : {0.0f, 1.0f}) {
+        for (int64_t bans : {0, 1}) {
+          a.temperature = temperature, a.bias_ids = &token, a.bias = &banned, a.bias_len = bans;
+          CHECK(run(t, a) == token);
+        }
+      }
+    }
+  }
+}
+
+// Several samples read one row, in several threads.
+void test_logits_stay(const KernelTable& t) {
+  auto logits = random_logits(3001, 3, 3);
+  const auto before = logits;
+  std::vector<uint32_t> mask(94, 0x55555555u);
+  const int32_t history[] = {1, 2, 3, 3};
+  const float bias = 2.5f;
+  auto a = arguments(logits);
+  a.repetition = 1.3f, a.presence = 0.5f, a.prompt = history, a.prompt_len = 2, a.output = history + 2, a.output_len = 2;
+  a.bias_ids = history, a.bias = &bias, a.bias_len = 1, a.num_top = 0;
+  for (const uint32_t* m : {static_cast<const uint32_t*>(nullptr), static_cast<const uint32_t*>(mask.data())}) {
+    a.mask = m;
+    run(t, a);
+    CHECK(logits == before);
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -145,6 +184,8 @@ int main() {
     test_distribution(t);
     test_bad_logits(t);
     test_mask(t);
+    test_one_allowed_token(t);
+    test_logits_stay(t);
   }
   test_isas_agree(tables);
   std::printf("sample: ok (%zu ISAs)\n", tables.size());

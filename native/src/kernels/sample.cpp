@@ -299,7 +299,7 @@ Cut find_cut(const SampleArgs& a, const Row& row, int32_t* ids) {
   return cut;
 }
 
-void apply_penalties(const SampleArgs& a, int32_t* counts) {
+void apply_penalties(const SampleArgs& a, float* logits, int32_t* counts) {
   constexpr int32_t kInPrompt = 1 << 30;
   std::memset(counts, 0, static_cast<size_t>(a.vocab) * sizeof(int32_t));
   for (int64_t i = 0; i < a.prompt_len; ++i) counts[a.prompt[i]] |= kInPrompt;
@@ -307,7 +307,7 @@ void apply_penalties(const SampleArgs& a, int32_t* counts) {
   const auto apply = [&](int32_t id) {  // once for each id: its count is taken
     const int32_t count = std::exchange(counts[id], 0);
     if (count == 0) return;
-    float& x = a.logits[id];
+    float& x = logits[id];
     x = x > 0 ? x / a.repetition : x * a.repetition;
     const int32_t outputs = count & ~kInPrompt;
     if (outputs > 0) x = x - a.frequency * static_cast<float>(outputs) - a.presence;
@@ -316,50 +316,76 @@ void apply_penalties(const SampleArgs& a, int32_t* counts) {
   for (int64_t i = 0; i < a.output_len; ++i) apply(a.output[i]);
 }
 
-// -inf where the bit is not set; 32 logits for each word.
-void apply_mask(const uint32_t* mask, float* logits, int64_t vocab) {
+// Copies logits, -inf where the bit is not set; 32 logits for each word.
+void apply_mask(const uint32_t* mask, const float* from, float* to, int64_t vocab) {
   Ints lane;
   std::memcpy(&lane, kIota, sizeof lane);
   const Floats none = Floats{} - kInf;
   for (int64_t i = 0; i + 32 <= vocab; i += 32) {
     const uint32_t word = mask[i / 32];
-    if (word == ~uint32_t{0}) continue;
     for (int part = 0; part < 32; part += kLanes) {
       const Ints bits = (Ints{} + static_cast<int32_t>(word >> part)) >> lane;
       Floats x;
-      std::memcpy(&x, logits + i + part, sizeof x);
+      std::memcpy(&x, from + i + part, sizeof x);
       x = (bits & 1) != 0 ? x : none;
-      std::memcpy(logits + i + part, &x, sizeof x);
+      std::memcpy(to + i + part, &x, sizeof x);
     }
   }
-  for (int64_t i = vocab / 32 * 32; i < vocab; ++i)
-    if ((mask[i / 32] >> (i % 32) & 1u) == 0) logits[i] = -kInf;
+  for (int64_t i = vocab / 32 * 32; i < vocab; ++i) to[i] = (mask[i / 32] >> (i % 32) & 1u) != 0 ? from[i] : -kInf;
+}
+
+// The token that alone is allowed, -1 where several are or none. Most tokens of an object whose keys are known are such.
+int32_t only_allowed(const uint32_t* mask, int64_t vocab) {
+  int64_t found = -1;
+  for (int64_t i = 0; i * 32 < vocab; ++i) {
+    const int64_t left = vocab - i * 32;
+    const uint32_t word = left >= 32 ? mask[i] : mask[i] & ((1u << left) - 1);
+    if (word == 0) continue;
+    if (found >= 0 || (word & (word - 1)) != 0) return -1;
+    found = i * 32 + __builtin_ctz(word);
+  }
+  return static_cast<int32_t>(found);
+}
+
+// The row that the draw sees: the raw one where nothing changes it, else `changed`. `counts` has a place for each id.
+const float* changed_logits(const SampleArgs& a, float* changed, int32_t* counts) {
+  const bool penalised = a.prompt_len + a.output_len > 0;
+  if (a.mask != nullptr) {
+    apply_mask(a.mask, a.logits, changed, a.vocab);
+  } else if (penalised || a.bias_len > 0) {
+    std::memcpy(changed, a.logits, static_cast<size_t>(a.vocab) * sizeof(float));
+  } else {
+    return a.logits;
+  }
+  if (penalised) apply_penalties(a, changed, counts);
+  for (int64_t i = 0; i < a.bias_len; ++i) changed[a.bias_ids[i]] += a.bias[i];
+  return changed;
 }
 
 // Where penalties and bans leave nothing: the best token that the mask allows, of the raw logits.
-int32_t last_resort(const SampleArgs& a, const float* raw) {
-  if (a.mask == nullptr || raw == a.logits) return argmax(raw, a.vocab);  // a mask alone leaves what it allows
-  std::memcpy(a.logits, raw, static_cast<size_t>(a.vocab) * sizeof(float));
-  apply_mask(a.mask, a.logits, a.vocab);
-  return argmax(a.logits, a.vocab);
+int32_t last_resort(const SampleArgs& a, float* changed) {
+  if (a.mask == nullptr) return argmax(a.logits, a.vocab);
+  apply_mask(a.mask, a.logits, changed, a.vocab);
+  return argmax(changed, a.vocab);
 }
 
-int32_t choose(const SampleArgs& a, const float* raw, int32_t* ids) {
-  if (a.mask != nullptr) apply_mask(a.mask, a.logits, a.vocab);
-  if (a.prompt_len + a.output_len > 0) apply_penalties(a, ids);
-  for (int64_t i = 0; i < a.bias_len; ++i) a.logits[a.bias_ids[i]] += a.bias[i];
+int32_t choose(const SampleArgs& a, float* changed, int32_t* ids) {
+  if (a.mask != nullptr)
+    if (const int32_t token = only_allowed(a.mask, a.vocab); token >= 0) return token;
+  const float* logits = changed_logits(a, changed, ids);
   if (a.temperature < kGreedyBelow) {
-    const int32_t best = argmax(a.logits, a.vocab);
-    return a.logits[best] == -kInf ? last_resort(a, raw) : best;
+    const int32_t best = argmax(logits, a.vocab);
+    return logits[best] == -kInf ? last_resort(a, changed) : best;
   }
-  const float top = largest(a.logits, 0, a.vocab);
-  if (top == -kInf) return last_resort(a, raw);
-  const Row row(a.logits, a.vocab, top, 1.0f / a.temperature);
+  const float top = largest(logits, 0, a.vocab);
+  if (top == -kInf) return last_resort(a, changed);
+  const Row row(logits, a.vocab, top, 1.0f / a.temperature);
   return draw(row, find_cut(a, row, ids), uniform(a.seed, a.index, a.position));
 }
 
 // Log-probability and rank of a.token, and the best alternatives, of the raw logits.
-void report(SampleArgs& a, const float* raw, int32_t* ids) {
+void report(SampleArgs& a, int32_t* ids) {
+  const float* raw = a.logits;
   const float top = largest(raw, 0, a.vocab);
   double sums[kMaxBlocks];
   const double log_total = std::log(total_weight(Row(raw, a.vocab, top, 1.0f), Cut{}, sums));
@@ -379,17 +405,11 @@ void report(SampleArgs& a, const float* raw, int32_t* ids) {
   }
 }
 
-// scratch: vocab floats for the raw logits where they are changed, vocab ints for counts or candidates.
+// scratch: vocab floats for changed logits, vocab ints for counts or candidates.
 void sample(SampleArgs& a, float* scratch) {
   int32_t* ids = reinterpret_cast<int32_t*>(scratch + a.vocab);
-  const float* raw = a.logits;
-  const bool changed = a.prompt_len + a.output_len + a.bias_len > 0 || (a.mask != nullptr && a.num_top >= 0);
-  if (a.target < 0 && changed) {
-    std::memcpy(scratch, a.logits, static_cast<size_t>(a.vocab) * sizeof(float));
-    raw = scratch;
-  }
-  a.token = a.target >= 0 ? a.target : choose(a, raw, ids);
-  if (a.num_top >= 0) report(a, raw, ids);
+  a.token = a.target >= 0 ? a.target : choose(a, scratch, ids);
+  if (a.num_top >= 0) report(a, ids);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from queue import SimpleQueue
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,10 +30,11 @@ def fill_masks(matchers: Sequence[Matcher], vocab_size: int) -> MaskArray:
 
 
 def _empty(rows: int, vocab_size: int) -> MaskArray:
-    return np.zeros((rows, (vocab_size + 31) // 32), np.uint32)
+    return np.empty((rows, (vocab_size + 31) // 32), np.uint32)
 
 
 def _fill(matchers: Sequence[Matcher], masks: MaskArray) -> None:
+    masks[:] = 0
     for row, matcher in zip(masks, matchers, strict=True):
         matcher.fill(row.data)
 
@@ -41,21 +43,23 @@ class MaskFiller:
     """A thread that fills the masks of one step at a time; it starts with the first of them."""
 
     def __init__(self, vocab_size: int) -> None:
+        self._memory = _empty(0, vocab_size)
         self._vocab_size = vocab_size
-        self._work = threading.Semaphore(0)
-        self._done = threading.Semaphore(0)
-        self._job: tuple[Sequence[Matcher], MaskArray] | None = None
-        self._error: BaseException | None = None
+        self._jobs: SimpleQueue[tuple[Sequence[Matcher], MaskArray] | None] = SimpleQueue()
+        self._done: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._is_busy = False
         self._thread: threading.Thread | None = None
 
     def start(self, matchers: Sequence[Matcher]) -> MaskArray:
-        """Complete once `wait` has returned, which must be called before the next `start`."""
+        """Complete once `wait` has returned, which must be called before the next `start`; that one overwrites them."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="pinnate-masks", daemon=True)
             self._thread.start()
-        masks = _empty(len(matchers), self._vocab_size)
-        self._job, self._error = (matchers, masks), None
-        self._work.release()
+        if len(self._memory) < len(matchers):
+            self._memory = _empty(len(matchers), self._vocab_size)
+        masks = self._memory[: len(matchers)]
+        self._is_busy = True
+        self._jobs.put((matchers, masks))
         return masks
 
     def wait(self) -> None:
@@ -64,29 +68,27 @@ class MaskFiller:
         Raises:
             Exception: what a matcher raised, against its contract.
         """
-        if self._job is None:
+        if not self._is_busy:
             return
-        self._done.acquire()
-        self._job = None
-        if self._error is not None:
-            raise self._error
+        error = self._done.get()
+        self._is_busy = False
+        if error is not None:
+            raise error
 
     def close(self) -> None:
         if self._thread is not None:
             self.wait()
-            self._work.release()
+            self._jobs.put(None)
             self._thread.join()
             self._thread = None
 
     def _run(self) -> None:
-        while True:
-            self._work.acquire()
-            job = self._job
-            if job is None:
-                return
+        while (job := self._jobs.get()) is not None:
+            error: BaseException | None = None
             try:
                 _fill(*job)
-            except BaseException as error:
-                self._error = error
+            except BaseException as raised:
+                error = raised
             del job
-            self._done.release()
+            self._done.put(error)
+            del error

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import random
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
     from pinnate.text.tokenizer import Tokenizer
 
 PROBED_TOKENS = 12
+REMEMBERED_TEXTS, REMEMBERED_BYTES = 4096, 256  # forced texts whose tokens are kept: how many, each how long at most
+_STRING = r'[^"\\\x00-\x1F\x7F]'
+# Tokens are walked in groups: a group all of whose tokens fit is taken as a whole. These are the library's own and one
+# more, for a string that may have no more than 20 or 25 characters: nearly every token fits there.
+SLICES = [r"[\x20\x0A\x0D\x09]+", *(f"{_STRING}{{1,{n}}}" for n in (10, 15, 30)), f"{_STRING}+"]
 _SENTINEL = "\x02"  # stands before a text that follows other text; never merged with it
 
 
@@ -57,6 +63,7 @@ class VocabularyBytes:
         self._tokenizer = tokenizer
         self._special = frozenset(special)
         self._greedy: LLTokenizer | None = None
+        self._remembered = lru_cache(REMEMBERED_TEXTS)(self._spell)
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, vocab_size: int, eos: Sequence[int]) -> VocabularyBytes:
@@ -67,13 +74,18 @@ class VocabularyBytes:
         return cls(tokens, special, ends, tokenizer)
 
     def build(self) -> LLTokenizer:
-        self._greedy = LLTokenizer(TokenizerWrapper(self), eos_token=self.eos_token_ids)
+        self._greedy = LLTokenizer(TokenizerWrapper(self), eos_token=self.eos_token_ids, slices=SLICES)
+        self._remembered.cache_clear()  # of texts that were spelled without it
         return self._greedy
 
     def __call__(self, text: str | bytes) -> list[int]:
         """Tokens that spell exactly `text`, a part of an output. Those that the tokenizer would choose, where it can
-        spell it (it may normalise, or take a part for a special token)."""
+        spell it (it may normalise, or take a part for a special token). What stands between the values of a JSON object
+        comes again and again."""
         spelled = text.encode() if isinstance(text, str) else text
+        return list((self._remembered if len(spelled) <= REMEMBERED_BYTES else self._spell)(spelled))
+
+    def _spell(self, spelled: bytes) -> list[int]:
         ids = self._canonical(spelled.decode("utf-8", "replace")) if self._tokenizer is not None else []
         if any(token in self._special for token in ids) or b"".join([self.tokens[i] for i in ids]) != spelled:
             return [] if self._greedy is None else self._greedy.greedy_tokenize(spelled.decode("utf-8", "replace"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import random
 import re
@@ -12,11 +13,12 @@ from typing import Any
 
 import jsonschema
 import pytest
+from llguidance import LLMatcher
 
 from pinnate.core.errors import GrammarError
 from pinnate.core.structured import StructuredOutput
-from pinnate.text.grammars.backend import GrammarMatcher, LLGuidanceBackend, VocabularyBytes
-from pinnate.text.grammars.source import checked
+from pinnate.text.grammars.backend import REMEMBERED_BYTES, GrammarMatcher, LLGuidanceBackend, VocabularyBytes
+from pinnate.text.grammars.source import checked, grammar_of
 from pinnate.text.tokenizer import Tokenizer
 from tests.unit.text.helpers import byte_level_metadata, default_tokenizer, sentencepiece_metadata
 
@@ -149,6 +151,49 @@ def test_forced_tokens_are_the_tokenizers_own(tokenizer: Callable[[], Tokenizer]
     assert text_of(tokenizer, drawn) == text
     if not made.strips_leading_space:
         assert drawn == made.encode(text, add_special_tokens=False)
+
+
+def test_the_tokens_of_a_text_are_remembered_unless_it_is_long() -> None:
+    made, asked = default(), []
+
+    class Counting:
+        strips_leading_space = False
+
+        def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+            asked.append(text)
+            return made.encode(text, add_special_tokens=add_special_tokens)
+
+    known = VocabularyBytes.of(made, made.vocab_size, made.eos_token_ids)
+    counted = VocabularyBytes(known.tokens, known.special_token_ids, known.eos_token_ids, Counting())  # type: ignore[arg-type]
+    counted.build()
+    asked.clear()
+    short, long = '", "name": "', "name " * REMEMBERED_BYTES
+    for text in (short, long, short, long):
+        ids = counted(text)
+        assert ids == made.encode(text, add_special_tokens=False)
+        ids.clear()  # the caller's own
+    assert asked == [short, long, long]
+
+
+@pytest.mark.parametrize("most", [3, 12, 20, 40])
+def test_groups_of_tokens_change_no_mask(most: int) -> None:
+    """Neither those of the library nor ours: without any, each token is walked."""
+    made = default()
+    vocabulary = VocabularyBytes.of(made, made.vocab_size, made.eos_token_ids)
+    schema = json.dumps({"type": "array", "items": {"type": "string", "maxLength": most}, "minItems": 3})
+    grammar = grammar_of(checked(StructuredOutput(kind="json_schema", text=schema)))
+    one_by_one = LLMatcher(vocabulary.build().with_slices([]), grammar)
+    matcher, rng = start(default, "json_schema", schema), random.Random(most)
+    for _ in range(40):
+        mask = bytearray((made.vocab_size + 31) // 32 * 4)
+        one_by_one.unsafe_compute_mask_ptr(ctypes.addressof(ctypes.c_char.from_buffer(mask)), len(mask))
+        bits = mask_of(matcher, made.vocab_size)
+        assert bits == int.from_bytes(mask, "little") or matcher.forced()
+        token = pick(bits, made.vocab_size, rng)
+        if token in made.eos_token_ids:
+            break
+        matcher.advance(token)
+        one_by_one.consume_token(token)
 
 
 def test_clones_go_their_own_ways() -> None:
