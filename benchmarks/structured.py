@@ -126,10 +126,11 @@ class Clock:
 
 
 def cost(llm: LLM, rounds: int, tokens: int) -> dict[str, Any]:
-    """Others use the machine too, so steps are compared by their first octiles: an eighth of them were quicker."""
+    """Others use the machine too, and its pace drifts: each round compares the first octiles (an eighth of the steps were
+    quicker) of two runs that follow each other, and what counts is the median of the rounds."""
     plain = SamplingParams(max_tokens=tokens, ignore_eos=True, logprobs=0)
     masked = SamplingParams(max_tokens=tokens, logprobs=0, structured_output=structured(RECORDS))
-    times: dict[str, list[float]] = {"plain": [], "masked": []}
+    times: dict[str, list[list[float]]] = {"plain": [], "masked": []}
     clocks = {
         "masks_ms_in_their_thread": Clock(masks, "_fill"),
         "masks_ms_waited_for": Clock(masks.MaskFiller, "wait"),
@@ -142,20 +143,26 @@ def cost(llm: LLM, rounds: int, tokens: int) -> dict[str, Any]:
             llm.generate(prompts, [SamplingParams(**_with_seed(params, row)) for row in range(ROWS)], use_tqdm=False)
         return clock.seconds[8:]  # without those that compute prompts
 
+    def quick(name: str) -> float:
+        return statistics.quantiles(times[name][-1], n=8)[0]
+
     steps(masked, -1)  # threads, the trie, the grammar
+    slower = []
     for number in range(rounds):
-        times["plain"] += steps(plain, 2 * number)
+        times["plain"].append(steps(plain, 2 * number))
         with contextlib.ExitStack() as stack:
             for clock in clocks.values():
                 stack.enter_context(clock)
-            times["masked"] += steps(masked, 2 * number + 1)
-    quick = {name: statistics.quantiles(values, n=8)[0] for name, values in times.items()}
-    count = len(times["masked"]) / 1e3
+            times["masked"].append(steps(masked, 2 * number + 1))
+        slower.append(100 * (quick("masked") / quick("plain") - 1))
+    whole = {name: [seconds for run in runs for seconds in run] for name, runs in times.items()}
+    count = len(whole["masked"]) / 1e3
     return {
         "rows": ROWS,
-        "steps": {name: len(values) for name, values in times.items()},
-        "step_ms": {name: round(1e3 * value, 3) for name, value in quick.items()},
-        "slower_percent": round(100 * (quick["masked"] / quick["plain"] - 1), 2),
+        "steps": {name: len(values) for name, values in whole.items()},
+        "step_ms": {name: round(1e3 * statistics.median(values), 3) for name, values in whole.items()},
+        "slower_percent": round(statistics.median(slower), 2),
+        "slower_percent_of_rounds": [round(min(slower), 2), round(max(slower), 2)],
         **{name: round(sum(clock.seconds) / count, 3) for name, clock in clocks.items()},
     }
 
