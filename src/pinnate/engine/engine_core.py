@@ -139,8 +139,10 @@ class EngineCore:
             self._scheduler.fail(batch, "interrupted")
             raise
         finally:
-            self._note_execution(batch.num_tokens, perf_counter() - started)
+            seconds = perf_counter() - started
+            self._note_execution(batch.num_tokens, seconds)
         self._failures = 0
+        self._scheduler.note_seconds(batch, seconds)
         return self._scheduler.update(batch, result)
 
     def _note_execution(self, num_tokens: int, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Policies: in which order waiting sequences are offered for admission, and how much of a prompt a step takes.
+"""Policies: in which order waiting sequences are offered for admission, and how much background work a step takes.
 
 Knows: the waiting queue, which is always in order of arrival (preempted sequences and lower priority values
 first), and what is cached. Must not know: pages, budgets, the running batch. A policy is a pure function.
@@ -13,9 +13,6 @@ from typing import Final, Protocol
 from pinnate.core.request import RequestStatus, Sequence
 
 QUEUE_WINDOW: Final = 64  # how deep into the queue a step looks; bounds its cost
-# Prompt tokens that a step takes along while sequences decode: the step lasts two or three times as long as one without
-# (measured on two cores), and so does the gap between two tokens of a stream at worst. Fewer would starve the GEMMs.
-PROMPT_TOKENS_BESIDE_DECODES: Final = 64
 # Tokens of background work that a step takes along with live ones. A few rows more cost a step little (its time is that
 # of reading the weights); more would be felt in every token of a live stream (benchmarks/batches.py).
 BACKGROUND_TOKENS_BESIDE_LIVE: Final = 8

@@ -20,7 +20,8 @@ Background requests (batches) take what live ones leave: they come last in a ste
 give up their places and pages to a live request that finds none.
 
 Its parts: which waiting sequences start (starting.py), whether there is memory for one (admission.py), the order of the
-queue (policy.py), what a step asks of a sequence and whether a token ends it (output.py), beams (beams.py).
+queue (policy.py), how much of a prompt goes beside decoding (pace.py), what a step asks of a sequence and whether a token
+ends it (output.py), beams (beams.py).
 
 Knows: who runs, who waits, and why. Must not know: what a page contains, how a token is computed, text.
 """
@@ -48,11 +49,8 @@ from pinnate.scheduler.output import (
     take_timing,
     token_output,
 )
-from pinnate.scheduler.policy import (
-    BACKGROUND_TOKENS_BESIDE_LIVE,
-    POLICIES,
-    PROMPT_TOKENS_BESIDE_DECODES,
-)
+from pinnate.scheduler.pace import Pace
+from pinnate.scheduler.policy import BACKGROUND_TOKENS_BESIDE_LIVE, POLICIES
 from pinnate.scheduler.queues import Queues, split_background
 from pinnate.scheduler.starting import Starter
 from pinnate.scheduler.state import COUNTERS, RequestState, StopFinder
@@ -83,6 +81,7 @@ class Scheduler:
         self._admission = AdmissionControl(cache, self._limits)
         self._states: dict[str, RequestState] = {}  # every live request
         self._queues = Queues()
+        self._pace = Pace()
         self._step_underway = False
         self._num_requests = 0
         self._num_sequences = 0
@@ -166,7 +165,7 @@ class Scheduler:
         for seq in decoding:
             self._continue(step, seq)
         if decoding:
-            step.budget = min(step.budget, PROMPT_TOKENS_BESIDE_DECODES)
+            step.budget = min(step.budget, self._pace.prompt_tokens)
         for seq in in_prompt:
             self._continue(step, seq)
 
@@ -208,6 +207,11 @@ class Scheduler:
             self._continue(step, seq)
 
     # ------------------------------------------------------------------ its results
+
+    def note_seconds(self, output: SchedulerOutput, seconds: float) -> None:
+        """How long the executor took for the step. Only the sizes of later steps depend on it, nothing that is drawn."""
+        num_decoding = sum(len(part.token_ids) == 1 for part in output.sequences)
+        self._pace.note(num_decoding, output.num_tokens - num_decoding, seconds)
 
     def update(self, output: SchedulerOutput, result: StepResult) -> list[TokenOutput]:
         """Takes in the results of the step that schedule() returned; returns what each choice got."""
