@@ -127,6 +127,11 @@ void unpack_rows(const KernelTable& kernels, const PackedWeight& w, const int32_
   (w.format == WeightFormat::kAct ? kernels.unpack_rows : kernels.quant_unpack_rows)(w, ids, count, scale, out, ldo);
 }
 
+// Whether a panel may be computed in two halves.
+bool cuts_panels(const KernelTable& kernels, const PackedWeight& w) {
+  return !w.swiglu && (w.format != WeightFormat::kAct || (kernels.cuts_panels && w.act == Act::kBF16));
+}
+
 // Items of a product of few rows, which is bound by reading weights: runs of adjacent panels, long enough to read at the
 // memory's speed, in a number that the threads share evenly.
 int64_t streams(int64_t panels, int64_t panel_bytes, int64_t threads) {
@@ -150,9 +155,10 @@ void gemm_stream(const KernelTable& kernels, ThreadPool& pool, GemmArgs a, bool 
   const PackedWeight& w = *a.w;
   const auto tile = w.format == WeightFormat::kAct ? kernels.gemm_tile : kernels.quant_tile;
   const int64_t threads = pool.threads();
-  // Panels that the threads cannot share evenly are cut by rows.
-  const int64_t rest = a.m >= threads * kMinStreamRows ? w.panels % threads : 0;
-  const int64_t pieces = pieces_of(rest, threads, a.m / kMinStreamRows);
+  // Panels that the threads cannot share evenly are cut: in two, or by rows where there are enough.
+  const bool in_two = cuts_panels(kernels, w);
+  const int64_t rest = in_two || a.m >= threads * kMinStreamRows ? w.panels % threads : 0;
+  const int64_t pieces = in_two ? 2 : pieces_of(rest, threads, a.m / kMinStreamRows);
   const int64_t panels = w.panels - rest, runs = streams(panels, w.panel_bytes, threads);
   std::atomic<bool> begun{!quantize}, ready{!quantize};
   a.ahead = 1;
@@ -160,8 +166,10 @@ void gemm_stream(const KernelTable& kernels, ThreadPool& pool, GemmArgs a, bool 
     const bool whole = item < runs;
     const int64_t begin = whole ? panels * item / runs : panels + (item - runs) / pieces;
     const int64_t end = whole ? panels * (item + 1) / runs : begin + 1;
-    const int64_t piece = whole ? 0 : (item - runs) % pieces, m0 = whole ? 0 : a.m * piece / pieces;
-    const int64_t m1 = whole ? a.m : a.m * (piece + 1) / pieces;
+    const int64_t piece = whole ? 0 : (item - runs) % pieces;
+    GemmArgs part = a;
+    if (!whole && in_two) part.half = static_cast<int>(piece);
+    const int64_t m0 = whole || in_two ? 0 : a.m * piece / pieces, m1 = whole || in_two ? a.m : a.m * (piece + 1) / pieces;
     if (!ready.load(std::memory_order_acquire)) {
       fetch(w.data + begin * w.panel_bytes, std::min(kFetchFirst, w.panel_bytes));
       if (!begun.exchange(true)) {
@@ -170,7 +178,7 @@ void gemm_stream(const KernelTable& kernels, ThreadPool& pool, GemmArgs a, bool 
       }
       while (!ready.load(std::memory_order_acquire)) pause();
     }
-    for (int64_t panel = begin; panel < end; ++panel) tile(a, m0, m1, panel);
+    for (int64_t panel = begin; panel < end; ++panel) tile(part, m0, m1, panel);
   });
 }
 
@@ -187,13 +195,20 @@ void gemm(const KernelTable& kernels, ThreadPool& pool, const GemmArgs& args) {
     });
   if (streamed) return gemm_stream(kernels, pool, a, to_bytes && parts == 1);
   a.ahead = pool.threads();  // panels are handed out in turn
-  const Cut c = cut(a.m, panels, pool.threads(), kernels.gemm_row_block);
+  Cut c = cut(a.m, panels, pool.threads(), kernels.gemm_row_block);
   const int64_t unit = kernels.gemm_rows;
+  const bool in_two = a.m <= unit && cuts_panels(kernels, *a.w);  // too few rows to be cut
+  if (in_two) c.pieces = 2;
   pool.parallel_for(c.items(), [&](int64_t item, int) {
     const int64_t whole = item < c.whole ? item : c.whole + (item - c.whole) / c.pieces;
     const int64_t piece = item < c.whole ? 0 : (item - c.whole) % c.pieces, pieces = item < c.whole ? 1 : c.pieces;
     const int64_t block = whole / panels, m0 = share(a.m, block, c.blocks, unit);
     const int64_t rows = share(a.m, block + 1, c.blocks, unit) - m0;
+    if (in_two && pieces == 2) {
+      GemmArgs part = a;
+      part.half = static_cast<int>(piece);
+      return tile(part, 0, a.m, whole % panels);
+    }
     tile(a, m0 + share(rows, piece, pieces, unit), m0 + share(rows, piece + 1, pieces, unit), whole % panels);
   });
 }

@@ -65,6 +65,7 @@ struct GemmArgs {
   int64_t ldo;      // elements
   unsigned char* scratch = nullptr;  // for a quantised weight: m * quantized_row_bytes(k), 64-byte aligned
   int64_t ahead = 0;  // a hint: the thread that computes panel p probably goes on with panel p + ahead (0: unknown)
+  int half = -1;      // 0 or 1: only that half of a panel's columns (KernelTable::cuts_panels; not with swiglu); -1: all
 };
 
 // ---- rows ---------------------------------------------------------------------------------------------------------
@@ -153,6 +154,7 @@ struct KernelTable {
   void (*pack_layout)(PackedWeight& w);
   // Packs panel p: `sources` are stacked along n (qkv: 3 of them; swiglu: exactly {gate, up}).
   void (*pack_panel)(const SourceMatrix* sources, int count, PackedWeight& w, int64_t panel);
+  bool cuts_panels = false;  // gemm_tile heeds GemmArgs::half for bf16; quant_tile does so in every table
   // Rows [m0, m1) x panel p of the product.
   void (*gemm_tile)(const GemmArgs& a, int64_t m0, int64_t m1, int64_t panel);
   // out[i] = row ids[i] of w (not swiglu) as floats, times scale.

@@ -304,7 +304,7 @@ void unpack_rows(const PackedWeight& w, const int32_t* ids, int64_t count, float
 
 void register_gemm(KernelTable& t) {
 #if defined(__AMX_BF16__)
-  t.gemm_rows = kTileGroup, t.gemm_row_block = kTileChunk;
+  t.gemm_rows = kTileGroup, t.gemm_row_block = kTileChunk, t.cuts_panels = true;
 #endif
   t.pack_layout = pack_layout;
   t.pack_panel = pack_panel;

@@ -5,8 +5,8 @@ PINNATE_INLINE int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // ---- epilogues: one row of 64 sums -> out ---------------------------------------------------------------------------
 
-// Writes the 64 (swiglu: 32) results of one row; all columns are there to be read and written.
-inline void finish_row(Epilogue e, Act act, const float* c, const float* bias, void* out) {
+// Writes `width` results of one row (swiglu: 32, of 64 sums); all columns are there to be read and written.
+PINNATE_INLINE void finish_row(Epilogue e, Act act, int64_t width, const float* c, const float* bias, void* out) {
   if (e == Epilogue::kSwiGLUAct) {
     for (int64_t j = 0; j < kPanel / 2; j += kLanes) {
       const vf v = vsilu(vload(c + j)) * vload(c + kPanel / 2 + j);
@@ -16,7 +16,7 @@ inline void finish_row(Epilogue e, Act act, const float* c, const float* bias, v
     return;
   }
   float* f = static_cast<float*>(out);
-  for (int64_t j = 0; j < kPanel; j += kLanes) {
+  for (int64_t j = 0; j < width; j += kLanes) {
     vf v = vload(c + j);
     if (bias != nullptr) v = v + vload(bias + j);
     if (e == Epilogue::kAddF32) v = vload(f + j) + v;
@@ -25,31 +25,46 @@ inline void finish_row(Epilogue e, Act act, const float* c, const float* bias, v
   }
 }
 
-inline void finish(const GemmArgs& a, int64_t row, int64_t rows, int64_t panel, const float* c) {
-  const bool swiglu = a.epilogue == Epilogue::kSwiGLUAct;
-  const int64_t width = swiglu ? kPanel / 2 : kPanel, n = swiglu ? a.w->n / 2 : a.w->n;
-  const int64_t column = panel * width, columns = min64(width, n - column);
+// Results [column, column + width) of the product, as many as there are, of sums at c.
+template <int64_t kWidth>
+void finish_columns(const GemmArgs& a, int64_t row, int64_t rows, int64_t column, const float* c) {
+  const int64_t n = a.epilogue == Epilogue::kSwiGLUAct ? a.w->n / 2 : a.w->n, columns = min64(kWidth, n - column);
+  if (columns <= 0) return;
   const bool to_float = a.epilogue == Epilogue::kStoreF32 || a.epilogue == Epilogue::kAddF32;
   const size_t size = to_float || a.w->act == Act::kF32 ? 4 : 2;
-  const float* bias = a.bias == nullptr || swiglu ? nullptr : a.bias + column;
-  alignas(64) float padded_bias[kPanel], padded_out[kPanel];
-  if (columns < width && bias != nullptr) {
-    for (int64_t j = 0; j < kPanel; ++j) padded_bias[j] = j < columns ? bias[j] : 0.0f;
+  const float* bias = a.bias == nullptr || a.epilogue == Epilogue::kSwiGLUAct ? nullptr : a.bias + column;
+  alignas(64) float padded_bias[kWidth], padded_out[kWidth];
+  if (columns < kWidth && bias != nullptr) {
+    for (int64_t j = 0; j < kWidth; ++j) padded_bias[j] = j < columns ? bias[j] : 0.0f;
     bias = padded_bias;
   }
   for (int64_t r = 0; r < rows; ++r, c += kPanel) {
     unsigned char* out = static_cast<unsigned char*>(a.out) + static_cast<size_t>((row + r) * a.ldo + column) * size;
-    if (columns == width) {
-      finish_row(a.epilogue, a.w->act, c, bias, out);
+    if (columns == kWidth) {
+      finish_row(a.epilogue, a.w->act, kWidth, c, bias, out);
       continue;
     }
     const size_t bytes = static_cast<size_t>(columns) * size;
     std::memset(padded_out, 0, sizeof padded_out);
     if (a.epilogue == Epilogue::kAddF32) std::memcpy(padded_out, out, bytes);
-    finish_row(a.epilogue, a.w->act, c, bias, padded_out);
+    finish_row(a.epilogue, a.w->act, kWidth, c, bias, padded_out);
     std::memcpy(out, padded_out, bytes);
   }
 }
+
+// `c`: 64 sums for each row, of which a.half says which are there.
+inline void finish(const GemmArgs& a, int64_t row, int64_t rows, int64_t panel, const float* c) {
+  if (a.epilogue == Epilogue::kSwiGLUAct) return finish_columns<kPanel / 2>(a, row, rows, panel * (kPanel / 2), c);
+  if (a.half < 0) return finish_columns<kPanel>(a, row, rows, panel * kPanel, c);
+  const int64_t first = a.half * (kPanel / 2);
+  finish_columns<kPanel / 2>(a, row, rows, panel * kPanel + first, c + first);
+}
+
+// Halves of a panel that a product is asked for: [first, last).
+struct Halves {
+  int64_t first, last;
+};
+inline Halves halves_of(const GemmArgs& a) { return a.half < 0 ? Halves{0, 2} : Halves{a.half, a.half + 1}; }
 
 // Where column j of a panel comes from; null for padding.
 inline const unsigned char* find_row(const SourceMatrix* sources, int count, const PackedWeight& w, int64_t panel, int64_t j,

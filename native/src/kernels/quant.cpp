@@ -157,13 +157,13 @@ void micro_of(int64_t rows, const Slice& s, float* c) {
 
 // ---- tiles ----------------------------------------------------------------------------------------------------------
 
-// Rows [chunk, chunk + rows) of the product with blocks [b0, b0 + blocks) of both halves of a panel, into sums.
+// Rows [chunk, chunk + rows) of the product with blocks [b0, b0 + blocks) of the halves of a panel, into sums.
 void add_slice(const GemmArgs& a, int64_t chunk, int64_t rows, int64_t panel, int64_t b0, int64_t blocks, float* sums) {
   const PackedWeight& w = *a.w;
   const int64_t groups = (rows + kRows - 1) / kRows, ldx = quantized_row_bytes(w.k), unit = unit_bytes(w.format);
   const unsigned char* x = a.scratch + chunk * ldx + b0 * kRowBlockBytes;
   const auto micro_rows = w.format == WeightFormat::kInt8 ? micro_of<WeightFormat::kInt8> : micro_of<WeightFormat::kInt4>;
-  for (int64_t half = 0; half < 2; ++half) {
+  for (int64_t half = halves_of(a).first; half < halves_of(a).last; ++half) {
     const unsigned char* packed = w.data + panel * w.panel_bytes + half * (w.panel_bytes / 2) + b0 * unit;
     Slice s{packed, blocks, b0 == 0, x, ldx, nullptr, 0};
     // One row reads a stream and fetches what is a little ahead in it (two to one group gain nothing by that). Several groups

@@ -92,7 +92,7 @@ void tile_quant(const GemmArgs& a, int64_t m0, int64_t m1, int64_t panel) {
   Tiles tiles;
   for (int64_t chunk = m0; chunk < m1; chunk += kTileChunk) {
     const int64_t end = min64(m1, chunk + kTileChunk);
-    for (int64_t half = 0; half < 2; ++half)
+    for (int64_t half = halves_of(a).first; half < halves_of(a).last; ++half)
       for (int64_t i = 0; i < slices; ++i) {
         const int64_t b0 = blocks * i / slices, b1 = blocks * (i + 1) / slices;
         const unsigned char* from = data + half * (w.panel_bytes / 2) + b0 * unit_bytes(w.format);
