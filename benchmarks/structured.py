@@ -126,8 +126,8 @@ class Clock:
 
 
 def cost(llm: LLM, rounds: int, tokens: int) -> dict[str, Any]:
-    """Others use the machine too, and its pace drifts: each round compares the first octiles (an eighth of the steps were
-    quicker) of two runs that follow each other, and what counts is the median of the rounds."""
+    """Others use the machine too, and its pace drifts: each round compares the first octiles (an eighth of the steps
+    were quicker) of two runs that follow each other, and what counts is the median of the rounds."""
     plain = SamplingParams(max_tokens=tokens, ignore_eos=True, logprobs=0)
     masked = SamplingParams(max_tokens=tokens, logprobs=0, structured_output=structured(RECORDS))
     times: dict[str, list[list[float]]] = {"plain": [], "masked": []}

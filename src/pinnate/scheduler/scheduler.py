@@ -20,8 +20,8 @@ Background requests (batches) take what live ones leave: they come last in a ste
 give up their places and pages to a live request that finds none.
 
 Its parts: which waiting sequences start (starting.py), whether there is memory for one (admission.py), the order of the
-queue (policy.py), how much of a prompt goes beside decoding (pace.py), what a step asks of a sequence and whether a token
-ends it (output.py), beams (beams.py).
+queue (policy.py), how much of a prompt goes beside decoding (pace.py), what a step asks of a sequence and whether a
+token ends it (output.py), beams (beams.py).
 
 Knows: who runs, who waits, and why. Must not know: what a page contains, how a token is computed, text.
 """
@@ -209,7 +209,7 @@ class Scheduler:
     # ------------------------------------------------------------------ its results
 
     def note_seconds(self, output: SchedulerOutput, seconds: float) -> None:
-        """How long the executor took for the step. Only the sizes of later steps depend on it, nothing that is drawn."""
+        """How long the executor took for the step. Sizes of later steps depend on it, nothing that is drawn does."""
         num_decoding = sum(len(part.token_ids) == 1 for part in output.sequences)
         self._pace.note(num_decoding, output.num_tokens - num_decoding, seconds)
 

@@ -1,4 +1,4 @@
-"""How much of a prompt goes beside decoding: it follows what steps cost, within bounds, and no single step decides it."""
+"""How much of a prompt goes beside decoding: it follows what steps cost, in bounds, and no single step decides it."""
 
 from __future__ import annotations
 
