@@ -22,11 +22,19 @@ from pinnate.engine.mailbox import Mailbox
 from pinnate.executor.base import Executor
 from pinnate.kvcache.manager import KVCacheManager
 from pinnate.scheduler.admission import Limits
+from pinnate.scheduler.pace import Pace
 from pinnate.scheduler.scheduler import Scheduler
 
 PAGE_SIZE, NUM_PAGES, MAX_MODEL_LEN = 16, 768, 2048
 MAX_NUM_SEQS, BATCHED_TOKENS, USERS = 64, 512, 64
 WINDOW_SECONDS = 0.45
+
+
+class SteadyPace(Pace):
+    """Steps that are skipped take no time, so what they take must not decide what is in the next."""
+
+    def note(self, num_decoding: int, num_prompt: int, seconds: float) -> None:
+        del num_decoding, num_prompt, seconds
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,7 @@ class Scheme:
                 max_num_seqs=MAX_NUM_SEQS,
                 max_num_batched_tokens=BATCHED_TOKENS,
                 max_model_len=MAX_MODEL_LEN,
+                pace=SteadyPace(),
             )
 
         if self.contiguous is None:

@@ -73,15 +73,17 @@ class Scheduler:
         max_num_queued_reqs: int = 1024,
         explainer: MatchExplainer | None = None,
         find_stops: StopFinder | None = None,
+        pace: Pace | None = None,
     ) -> None:
-        """`explainer` makes the cache reports that requests ask for; without it they get none."""
+        """`explainer` makes the cache reports that requests ask for; without it they get none. `pace`: another than one
+        that follows what steps cost."""
         self._cache = cache
         self._find_stops = find_stops
         self._limits = Limits(max_num_seqs, max_num_batched_tokens, max_model_len, max_num_queued_reqs)
         self._admission = AdmissionControl(cache, self._limits)
         self._states: dict[str, RequestState] = {}  # every live request
         self._queues = Queues()
-        self._pace = Pace()
+        self._pace = Pace() if pace is None else pace
         self._step_underway = False
         self._num_requests = 0
         self._num_sequences = 0
