@@ -16,6 +16,7 @@ from pinnate.engine.engine_core import EngineCore
 from pinnate.engine.mailbox import Mailbox
 from pinnate.kvcache.manager import KVCacheManager
 from pinnate.scheduler.output import take_timing
+from pinnate.scheduler.pace import Pace
 from pinnate.scheduler.scheduler import Scheduler
 from pinnate.scheduler.state import RequestState
 
@@ -23,10 +24,20 @@ PAGE_SIZE = 4
 
 
 class Rig:
-    def __init__(self, num_pages: int = 64, fail_when: Callable[[SchedulerOutput], bool] | None = None) -> None:
-        cache = KVCacheManager(num_pages=num_pages, page_size=PAGE_SIZE)
+    def __init__(
+        self,
+        num_pages: int = 64,
+        fail_when: Callable[[SchedulerOutput], bool] | None = None,
+        pace: Pace | None = None,
+    ) -> None:
         self.scheduler = Scheduler(
-            cache, policy="fcfs", max_num_seqs=8, max_num_batched_tokens=16, max_model_len=128, max_num_queued_reqs=8
+            KVCacheManager(num_pages=num_pages, page_size=PAGE_SIZE),
+            policy="fcfs",
+            max_num_seqs=8,
+            max_num_batched_tokens=16,
+            max_model_len=128,
+            max_num_queued_reqs=8,
+            pace=pace,
         )
         self.executor = FakeExecutor(PAGE_SIZE, fail_when=fail_when)
         self.mailbox = Mailbox()
@@ -189,6 +200,23 @@ def test_time_is_counted() -> None:
     stats = rig.core.stats()
     assert stats.steps == len(rig.executor.batches) == 8
     assert 0 < stats.execute_seconds < stats.step_seconds
+
+
+class NotedPace(Pace):
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: list[tuple[int, int, float]] = []
+
+    def note(self, num_decoding: int, num_prompt: int, seconds: float) -> None:
+        self.noted.append((num_decoding, num_prompt, seconds))
+
+
+def test_what_a_step_took_is_told_to_the_scheduler_unless_it_failed() -> None:
+    pace = NotedPace()
+    rig = Rig(fail_when=lambda output: any(part.start == 12 for part in output.sequences), pace=pace)
+    rig.run(make_request("a", range(10)))
+    assert [noted[:2] for noted in pace.noted] == [(0, 10), (1, 0), (1, 0)]
+    assert sum(seconds for *_, seconds in pace.noted) < rig.core.stats().execute_seconds
 
 
 class Listener:
