@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
 
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
 
 from pinnate.core.batch import Sample, StepResult, TokenLogprobs
@@ -317,7 +317,36 @@ def test_every_search_finds_what_it_would_find_alone(plan: Plan) -> None:
     check(plan)
 
 
+def slow_plan() -> Plan:
+    """Five beams that have lost what they shared do not fit together: each computes its prompt again for each token,
+    one token a step."""
+    start = [0, 0, 5] + [0] * 9
+    searched = SamplingParams(n=5, use_beam_search=True, max_tokens=23, ignore_eos=True, seed=0, logprobs=0)
+    plain_params = SamplingParams(n=1, max_tokens=4, ignore_eos=True, seed=1, logprobs=0)
+    requests = [
+        (
+            1,
+            Request(request_id="r0", prompt_token_ids=[*start, 0, 0, 0, 1, 0], sampling=searched, eos_token_ids=(EOS,)),
+        ),
+        (1, Request(request_id="r1", prompt_token_ids=start, sampling=plain_params, eos_token_ids=(EOS,))),
+        (0, Request(request_id="r2", prompt_token_ids=start, sampling=plain_params, eos_token_ids=(EOS,))),
+    ]
+    return Plan(
+        page_size=1,
+        num_pages=127,
+        budget=1,
+        max_num_seqs=5,
+        policy="fcfs",
+        caching=False,
+        requests=requests,
+        aborts=[],
+        failures=set(),
+        flushes=set(),
+    )
+
+
 @settings(max_examples=150, deadline=None, suppress_health_check=SLOW)
+@example(slow_plan(), [(33, 0)])
 @given(tight_plans(), st.lists(st.tuples(st.integers(1, 60), st.integers(0, 8)), min_size=1, max_size=40))
 def test_when_memory_runs_out_too(plan: Plan, squeezes: list[tuple[int, int]]) -> None:
     check(plan, squeezes)

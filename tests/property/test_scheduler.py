@@ -216,9 +216,14 @@ class Session:
 
     def run(self) -> None:
         last_arrival = max(step for step, _ in self.plan.requests)
-        step = 0
+        # Beams that were preempted share no pages, so each may have to be computed anew for each token of its search.
+        anew = sum(
+            request.sampling.num_sequences * request.max_tokens * (len(request.prompt_token_ids) + request.max_tokens)
+            for _, request in self.plan.requests
+        )
+        most, step = 3000 + anew // self.plan.budget, 0
         while step <= last_arrival or self.scheduler.has_work():
-            assert step < 3000, "the scheduler makes no progress"
+            assert step < most, "the scheduler makes no progress"
             for arrival, request in self.plan.requests:
                 if arrival == step:
                     self.add(request)
