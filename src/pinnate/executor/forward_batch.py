@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass
+from itertools import accumulate
 
 import msgspec
 import numpy as np
@@ -198,8 +199,8 @@ def build_forward_batch(output: SchedulerOutput, page_size: int) -> ForwardBatch
     starts = np.array([s.start for s in sequences], np.int32)
     pages = [len(s.page_table) for s in sequences]
     counts = np.array(lengths, np.int32)
-    seq_starts = _offsets(counts)
-    page_offsets = _offsets(np.array(pages, np.int32))
+    seq_starts = _offsets(lengths)
+    page_offsets = _offsets(pages)
     contexts = starts + counts
     _check(sequences, lengths, pages, page_size)
     tables = [s.page_table for s in sequences]
@@ -236,10 +237,8 @@ def build_forward_batch(output: SchedulerOutput, page_size: int) -> ForwardBatch
     )
 
 
-def _offsets(counts: IntArray) -> IntArray:
-    out = np.zeros(len(counts) + 1, np.int32)
-    np.cumsum(counts, out=out[1:])
-    return out
+def _offsets(counts: list[int]) -> IntArray:
+    return np.array(list(accumulate(counts, initial=0)), np.int32)
 
 
 def _check(sequences: tuple[ScheduledSequence, ...], lengths: list[int], pages: list[int], page_size: int) -> None:
