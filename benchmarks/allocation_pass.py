@@ -22,7 +22,6 @@ from pinnate.engine.mailbox import Mailbox
 from pinnate.executor.base import Executor
 from pinnate.kvcache.manager import KVCacheManager
 from pinnate.scheduler.admission import Limits
-from pinnate.scheduler.pace import Pace
 from pinnate.scheduler.scheduler import Scheduler
 
 PAGE_SIZE, NUM_PAGES, MAX_MODEL_LEN = 16, 768, 2048
@@ -30,11 +29,10 @@ MAX_NUM_SEQS, BATCHED_TOKENS, USERS = 64, 512, 64
 WINDOW_SECONDS = 0.45
 
 
-class SteadyPace(Pace):
+class UntimedScheduler(Scheduler):
     """Steps that are skipped take no time, so what they take must not decide what is in the next."""
 
-    def note(self, num_decoding: int, num_prompt: int, seconds: float) -> None:
-        del num_decoding, num_prompt, seconds
+    def note_seconds(self, output: SchedulerOutput, seconds: float) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -46,13 +44,12 @@ class Scheme:
 
     def scheduler(self, num_pages: int = NUM_PAGES) -> Scheduler:
         def over(cache: Any) -> Scheduler:
-            return Scheduler(
+            return UntimedScheduler(
                 cache,
                 policy=self.policy,
                 max_num_seqs=MAX_NUM_SEQS,
                 max_num_batched_tokens=BATCHED_TOKENS,
                 max_model_len=MAX_MODEL_LEN,
-                pace=SteadyPace(),
             )
 
         if self.contiguous is None:

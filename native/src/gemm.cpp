@@ -56,18 +56,20 @@ int64_t pieces_of(int64_t rest, int64_t threads, int64_t most) {
 }
 
 // How the rows and panels of a product become items. Every thread gets as many whole ones (a block of rows times a panel);
-// what is left over, fewer than there are threads, is cut by rows so that the threads end together.
+// what is left over, fewer than there are threads, is cut by rows so that the threads end together, or in halves.
 struct Cut {
   int64_t panels, blocks;  // block outermost: a block of x stays in L2 while the panels stream by
   int64_t whole;           // items that are one block and one panel
   int64_t pieces;          // into which each of the others is cut
+  bool halves;             // by columns: the pieces are the halves of the panel
 
   int64_t items() const { return whole + (blocks * panels - whole) * pieces; }
 };
 
-Cut cut(int64_t m, int64_t panels, int64_t threads, int64_t row_block) {
+Cut cut(int64_t m, int64_t panels, int64_t threads, int64_t row_block, bool halves) {
   const int64_t blocks = ceil_div(m, row_block), rest = blocks * panels % threads;
-  return {panels, blocks, blocks * panels - rest, pieces_of(rest, threads, m / blocks / kMinRows)};
+  const int64_t pieces = halves ? 2 : pieces_of(rest, threads, m / blocks / kMinRows);
+  return {panels, blocks, blocks * panels - rest, pieces, halves};
 }
 
 // Where part i of n of m rows begins: between groups of `unit` rows.
@@ -155,10 +157,10 @@ void gemm_stream(const KernelTable& kernels, ThreadPool& pool, GemmArgs a, bool 
   const PackedWeight& w = *a.w;
   const auto tile = w.format == WeightFormat::kAct ? kernels.gemm_tile : kernels.quant_tile;
   const int64_t threads = pool.threads();
-  // Panels that the threads cannot share evenly are cut: in two, or by rows where there are enough.
-  const bool in_two = cuts_panels(kernels, w);
-  const int64_t rest = in_two || a.m >= threads * kMinStreamRows ? w.panels % threads : 0;
-  const int64_t pieces = in_two ? 2 : pieces_of(rest, threads, a.m / kMinStreamRows);
+  // Panels that the threads cannot share evenly are cut: in halves, or by rows where there are enough.
+  const bool halves = cuts_panels(kernels, w);
+  const int64_t rest = halves || a.m >= threads * kMinStreamRows ? w.panels % threads : 0;
+  const int64_t pieces = halves ? 2 : pieces_of(rest, threads, a.m / kMinStreamRows);
   const int64_t panels = w.panels - rest, runs = streams(panels, w.panel_bytes, threads);
   std::atomic<bool> begun{!quantize}, ready{!quantize};
   a.ahead = 1;
@@ -167,9 +169,10 @@ void gemm_stream(const KernelTable& kernels, ThreadPool& pool, GemmArgs a, bool 
     const int64_t begin = whole ? panels * item / runs : panels + (item - runs) / pieces;
     const int64_t end = whole ? panels * (item + 1) / runs : begin + 1;
     const int64_t piece = whole ? 0 : (item - runs) % pieces;
+    const bool by_rows = !whole && !halves;
+    const int64_t m0 = by_rows ? a.m * piece / pieces : 0, m1 = by_rows ? a.m * (piece + 1) / pieces : a.m;
     GemmArgs part = a;
-    if (!whole && in_two) part.half = static_cast<int>(piece);
-    const int64_t m0 = whole || in_two ? 0 : a.m * piece / pieces, m1 = whole || in_two ? a.m : a.m * (piece + 1) / pieces;
+    if (!whole && halves) part.half = static_cast<int>(piece);
     if (!ready.load(std::memory_order_acquire)) {
       fetch(w.data + begin * w.panel_bytes, std::min(kFetchFirst, w.panel_bytes));
       if (!begun.exchange(true)) {
@@ -195,19 +198,18 @@ void gemm(const KernelTable& kernels, ThreadPool& pool, const GemmArgs& args) {
     });
   if (streamed) return gemm_stream(kernels, pool, a, to_bytes && parts == 1);
   a.ahead = pool.threads();  // panels are handed out in turn
-  Cut c = cut(a.m, panels, pool.threads(), kernels.gemm_row_block);
   const int64_t unit = kernels.gemm_rows;
-  const bool in_two = a.m <= unit && cuts_panels(kernels, *a.w);  // too few rows to be cut
-  if (in_two) c.pieces = 2;
+  const bool halves = a.m <= unit && cuts_panels(kernels, *a.w);  // too few rows to be cut
+  const Cut c = cut(a.m, panels, pool.threads(), kernels.gemm_row_block, halves);
   pool.parallel_for(c.items(), [&](int64_t item, int) {
     const int64_t whole = item < c.whole ? item : c.whole + (item - c.whole) / c.pieces;
     const int64_t piece = item < c.whole ? 0 : (item - c.whole) % c.pieces, pieces = item < c.whole ? 1 : c.pieces;
     const int64_t block = whole / panels, m0 = share(a.m, block, c.blocks, unit);
     const int64_t rows = share(a.m, block + 1, c.blocks, unit) - m0;
-    if (in_two && pieces == 2) {
+    if (c.halves && item >= c.whole) {
       GemmArgs part = a;
       part.half = static_cast<int>(piece);
-      return tile(part, 0, a.m, whole % panels);
+      return tile(part, m0, m0 + rows, whole % panels);
     }
     tile(a, m0 + share(rows, piece, pieces, unit), m0 + share(rows, piece + 1, pieces, unit), whole % panels);
   });

@@ -237,7 +237,7 @@ void gemm_tile(const GemmArgs& a, int64_t m0, int64_t m1, int64_t panel) {
 int64_t padded_pairs(int64_t k) { return (k + 31) / 32 * 16; }
 
 void pack_layout(PackedWeight& w) {
-  const int64_t width = w.swiglu ? kPanel / 2 : kPanel, n = w.swiglu ? w.n / 2 : w.n;
+  const int64_t width = w.swiglu ? kHalf : kPanel, n = w.swiglu ? w.n / 2 : w.n;
   w.panels = (n + width - 1) / width;
   w.panel_bytes = kPanel * 4 * (w.act == Act::kF32 ? w.k : padded_pairs(w.k));
 }

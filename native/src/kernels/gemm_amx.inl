@@ -16,10 +16,10 @@ void tile_gemm(const GemmArgs& a, int64_t m0, int64_t m1, int64_t panel) {
   const unsigned char* data = w.data + panel * w.panel_bytes;
   const int64_t half = w.panel_bytes / 2, steps = (w.k + kTileK - 1) / kTileK;
   const Halves halves = halves_of(a);
-  const unsigned char* next = halves.last == 2 ? next_panel(a, panel) : data + half;
+  const unsigned char* after[] = {data + half, next_panel(a, panel)};  // what a half is followed by
   // Sums that need nothing more are made where they go.
   const bool in_place = (a.epilogue == Epilogue::kStoreF32 || a.epilogue == Epilogue::kAddF32) && a.bias == nullptr &&
-                        panel * kPanel + halves.last * 32 <= w.n;
+                        panel * kPanel + halves.last * kHalf <= w.n;
   alignas(64) float sums[kTileGroup * kPanel];
   alignas(64) bf16 tail[kTileGroup * kTileK];
   Tiles tiles;
@@ -29,9 +29,9 @@ void tile_gemm(const GemmArgs& a, int64_t m0, int64_t m1, int64_t panel) {
     const TileRows x = rows_as_tiles(a, row, rows, 0, steps, tail);
     TileSums s{sums, kPanel, false};
     if (in_place) s = {static_cast<float*>(a.out) + row * a.ldo + panel * kPanel, a.ldo, a.epilogue == Epilogue::kAddF32};
-    s.c += halves.first * 32;
-    for (int64_t h = halves.first; h < halves.last; ++h, s.c += 32)
-      tile_rows(x, rows, data + h * half, row != m0 ? nullptr : h + 1 < halves.last ? data + half : next, s);
+    s.c += halves.first * kHalf;
+    for (int64_t h = halves.first; h < halves.last; ++h, s.c += kHalf)
+      tile_rows(x, rows, data + h * half, row == m0 ? after[h] : nullptr, s);
     if (!in_place) finish(a, row, rows, panel, sums);
   }
 }

@@ -1,15 +1,17 @@
 // What products of every weight format share, included by gemm.cpp and quant.cpp in the namespace of their ISA: the epilogues,
 // and where a panel's columns come from.
 
+constexpr int64_t kHalf = kPanel / 2;  // columns; of a swiglu panel, those of gate and those of up
+
 PINNATE_INLINE int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // ---- epilogues: one row of 64 sums -> out ---------------------------------------------------------------------------
 
-// Writes `width` results of one row (swiglu: 32, of 64 sums); all columns are there to be read and written.
+// Writes `width` results of one row (swiglu: kHalf, of twice as many sums); all columns are there to be read and written.
 PINNATE_INLINE void finish_row(Epilogue e, Act act, int64_t width, const float* c, const float* bias, void* out) {
   if (e == Epilogue::kSwiGLUAct) {
-    for (int64_t j = 0; j < kPanel / 2; j += kLanes) {
-      const vf v = vsilu(vload(c + j)) * vload(c + kPanel / 2 + j);
+    for (int64_t j = 0; j < width; j += kLanes) {
+      const vf v = vsilu(vload(c + j)) * vload(c + kHalf + j);
       if (act == Act::kF32) vstore(static_cast<float*>(out) + j, v);
       else vstore_bf16(static_cast<bf16*>(out) + j, v);
     }
@@ -54,10 +56,10 @@ void finish_columns(const GemmArgs& a, int64_t row, int64_t rows, int64_t column
 
 // `c`: 64 sums for each row, of which a.half says which are there.
 inline void finish(const GemmArgs& a, int64_t row, int64_t rows, int64_t panel, const float* c) {
-  if (a.epilogue == Epilogue::kSwiGLUAct) return finish_columns<kPanel / 2>(a, row, rows, panel * (kPanel / 2), c);
+  if (a.epilogue == Epilogue::kSwiGLUAct) return finish_columns<kHalf>(a, row, rows, panel * kHalf, c);
   if (a.half < 0) return finish_columns<kPanel>(a, row, rows, panel * kPanel, c);
-  const int64_t first = a.half * (kPanel / 2);
-  finish_columns<kPanel / 2>(a, row, rows, panel * kPanel + first, c + first);
+  const int64_t first = a.half * kHalf;
+  finish_columns<kHalf>(a, row, rows, panel * kPanel + first, c + first);
 }
 
 // Halves of a panel that a product is asked for: [first, last).
@@ -72,8 +74,8 @@ inline const unsigned char* find_row(const SourceMatrix* sources, int count, con
   int64_t row;
   int i = 0;
   if (w.swiglu) {
-    i = j < kPanel / 2 ? 0 : 1;
-    row = panel * (kPanel / 2) + j % (kPanel / 2);
+    i = j < kHalf ? 0 : 1;
+    row = panel * kHalf + j % kHalf;
     if (row >= w.n / 2) return nullptr;
   } else {
     row = panel * kPanel + j;

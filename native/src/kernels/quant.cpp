@@ -32,7 +32,6 @@ namespace {
 #include "gemm_parts.inl"
 #include "quant_blocks.inl"
 
-constexpr int64_t kHalf = kPanel / 2;
 constexpr int64_t kGroupBytes = kHalf * 4;  // a group of 4 k of all columns of a half
 constexpr int64_t kRowBlockBytes = kQuantBlock + 8;  // a block of a row of activations
 constexpr int64_t kChunkRows = 96;                   // rows whose sums rest in memory while k is walked
@@ -163,7 +162,8 @@ void add_slice(const GemmArgs& a, int64_t chunk, int64_t rows, int64_t panel, in
   const int64_t groups = (rows + kRows - 1) / kRows, ldx = quantized_row_bytes(w.k), unit = unit_bytes(w.format);
   const unsigned char* x = a.scratch + chunk * ldx + b0 * kRowBlockBytes;
   const auto micro_rows = w.format == WeightFormat::kInt8 ? micro_of<WeightFormat::kInt8> : micro_of<WeightFormat::kInt4>;
-  for (int64_t half = halves_of(a).first; half < halves_of(a).last; ++half) {
+  const Halves halves = halves_of(a);
+  for (int64_t half = halves.first; half < halves.last; ++half) {
     const unsigned char* packed = w.data + panel * w.panel_bytes + half * (w.panel_bytes / 2) + b0 * unit;
     Slice s{packed, blocks, b0 == 0, x, ldx, nullptr, 0};
     // One row reads a stream and fetches what is a little ahead in it (two to one group gain nothing by that). Several groups

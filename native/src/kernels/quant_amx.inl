@@ -87,12 +87,13 @@ void tile_quant(const GemmArgs& a, int64_t m0, int64_t m1, int64_t panel) {
   const int64_t blocks = blocks_of(w.k), slices = (blocks + kTileSlice - 1) / kTileSlice;
   const unsigned char *data = w.data + panel * w.panel_bytes, *next = next_panel(a, panel);
   const auto to_tiles = w.format == WeightFormat::kInt8 ? decode<WeightFormat::kInt8> : decode<WeightFormat::kInt4>;
+  const Halves halves = halves_of(a);
   alignas(64) unsigned char buffer[kTileSlice * kStepBytes];
   alignas(64) float sums[kTileChunk * kPanel];
   Tiles tiles;
   for (int64_t chunk = m0; chunk < m1; chunk += kTileChunk) {
     const int64_t end = min64(m1, chunk + kTileChunk);
-    for (int64_t half = halves_of(a).first; half < halves_of(a).last; ++half)
+    for (int64_t half = halves.first; half < halves.last; ++half)
       for (int64_t i = 0; i < slices; ++i) {
         const int64_t b0 = blocks * i / slices, b1 = blocks * (i + 1) / slices;
         const unsigned char* from = data + half * (w.panel_bytes / 2) + b0 * unit_bytes(w.format);

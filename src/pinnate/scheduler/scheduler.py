@@ -73,17 +73,15 @@ class Scheduler:
         max_num_queued_reqs: int = 1024,
         explainer: MatchExplainer | None = None,
         find_stops: StopFinder | None = None,
-        pace: Pace | None = None,
     ) -> None:
-        """`explainer` makes the cache reports that requests ask for; without it they get none. `pace`: another than one
-        that follows what steps cost."""
+        """`explainer` makes the cache reports that requests ask for; without it they get none."""
         self._cache = cache
         self._find_stops = find_stops
         self._limits = Limits(max_num_seqs, max_num_batched_tokens, max_model_len, max_num_queued_reqs)
         self._admission = AdmissionControl(cache, self._limits)
         self._states: dict[str, RequestState] = {}  # every live request
         self._queues = Queues()
-        self._pace = Pace() if pace is None else pace
+        self._pace = Pace()
         self._step_underway = False
         self._num_requests = 0
         self._num_sequences = 0
@@ -212,8 +210,9 @@ class Scheduler:
 
     def note_seconds(self, output: SchedulerOutput, seconds: float) -> None:
         """How long the executor took for the step. Sizes of later steps depend on it, nothing that is drawn does."""
-        num_decoding = sum(len(part.token_ids) == 1 for part in output.sequences)
-        self._pace.note(num_decoding, output.num_tokens - num_decoding, seconds)
+        lengths = [len(part.token_ids) for part in output.sequences]
+        num_decoding = lengths.count(1)
+        self._pace.note(num_decoding, sum(lengths) - num_decoding, seconds)
 
     def update(self, output: SchedulerOutput, result: StepResult) -> list[TokenOutput]:
         """Takes in the results of the step that schedule() returned; returns what each choice got."""

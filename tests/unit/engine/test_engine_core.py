@@ -16,7 +16,6 @@ from pinnate.engine.engine_core import EngineCore
 from pinnate.engine.mailbox import Mailbox
 from pinnate.kvcache.manager import KVCacheManager
 from pinnate.scheduler.output import take_timing
-from pinnate.scheduler.pace import Pace
 from pinnate.scheduler.scheduler import Scheduler
 from pinnate.scheduler.state import RequestState
 
@@ -24,20 +23,10 @@ PAGE_SIZE = 4
 
 
 class Rig:
-    def __init__(
-        self,
-        num_pages: int = 64,
-        fail_when: Callable[[SchedulerOutput], bool] | None = None,
-        pace: Pace | None = None,
-    ) -> None:
+    def __init__(self, num_pages: int = 64, fail_when: Callable[[SchedulerOutput], bool] | None = None) -> None:
+        cache = KVCacheManager(num_pages=num_pages, page_size=PAGE_SIZE)
         self.scheduler = Scheduler(
-            KVCacheManager(num_pages=num_pages, page_size=PAGE_SIZE),
-            policy="fcfs",
-            max_num_seqs=8,
-            max_num_batched_tokens=16,
-            max_model_len=128,
-            max_num_queued_reqs=8,
-            pace=pace,
+            cache, policy="fcfs", max_num_seqs=8, max_num_batched_tokens=16, max_model_len=128, max_num_queued_reqs=8
         )
         self.executor = FakeExecutor(PAGE_SIZE, fail_when=fail_when)
         self.mailbox = Mailbox()
@@ -202,21 +191,13 @@ def test_time_is_counted() -> None:
     assert 0 < stats.execute_seconds < stats.step_seconds
 
 
-class NotedPace(Pace):
-    def __init__(self) -> None:
-        super().__init__()
-        self.noted: list[tuple[int, int, float]] = []
-
-    def note(self, num_decoding: int, num_prompt: int, seconds: float) -> None:
-        self.noted.append((num_decoding, num_prompt, seconds))
-
-
-def test_what_a_step_took_is_told_to_the_scheduler_unless_it_failed() -> None:
-    pace = NotedPace()
-    rig = Rig(fail_when=lambda output: any(part.start == 12 for part in output.sequences), pace=pace)
+def test_what_a_step_took_is_told_to_the_scheduler_unless_it_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[tuple[int, int, float]] = []
+    rig = Rig(fail_when=lambda output: any(part.start == 12 for part in output.sequences))
+    monkeypatch.setattr(rig.scheduler._pace, "note", lambda *step: noted.append(step))
     rig.run(make_request("a", range(10)))
-    assert [noted[:2] for noted in pace.noted] == [(0, 10), (1, 0), (1, 0)]
-    assert sum(seconds for *_, seconds in pace.noted) < rig.core.stats().execute_seconds
+    assert [step[:2] for step in noted] == [(0, 10), (1, 0), (1, 0)]
+    assert sum(seconds for *_, seconds in noted) < rig.core.stats().execute_seconds
 
 
 class Listener:
