@@ -72,10 +72,9 @@ Cut cut(int64_t m, int64_t panels, int64_t threads, int64_t row_block, bool halv
   return {panels, blocks, blocks * panels - rest, pieces, halves};
 }
 
-// Where part i of n of m rows begins: between groups of `unit` rows.
-int64_t share(int64_t m, int64_t i, int64_t n, int64_t unit) { return std::min(m, ceil_div(m, unit) * i / n * unit); }
-
 }  // namespace
+
+int64_t row_share(int64_t m, int64_t i, int64_t n, int64_t unit) { return std::min(m, ceil_div(m, unit) * i / n * unit); }
 
 void AlignedFree::operator()(unsigned char* p) const { ::free(p); }
 
@@ -129,6 +128,20 @@ void unpack_rows(const KernelTable& kernels, const PackedWeight& w, const int32_
   (w.format == WeightFormat::kAct ? kernels.unpack_rows : kernels.quant_unpack_rows)(w, ids, count, scale, out, ldo);
 }
 
+auto tile_of(const KernelTable& kernels, const PackedWeight& w) {
+  return w.format == WeightFormat::kAct ? kernels.gemm_tile : kernels.quant_tile;
+}
+
+// Whether rows are quantised for a product.
+bool quantizes(const KernelTable& kernels, const PackedWeight& w) {
+  return w.format != WeightFormat::kAct && (w.act == Act::kF32 || kernels.quantizes_bf16);
+}
+
+// Whether a single thread arranges them.
+bool arranges(const KernelTable& kernels, const PackedWeight& w, int64_t m) {
+  return kernels.arrange_rows != nullptr && w.act == Act::kBF16 && m > kernels.gemm_rows;
+}
+
 // Whether a panel may be computed in two halves.
 bool cuts_panels(const KernelTable& kernels, const PackedWeight& w) {
   return !w.swiglu && (w.format != WeightFormat::kAct || (kernels.cuts_panels && w.act == Act::kBF16));
@@ -155,7 +168,7 @@ void pause() {
 // way; the others fetch theirs and wait for it.
 void gemm_stream(const KernelTable& kernels, ThreadPool& pool, GemmArgs a, bool quantize) {
   const PackedWeight& w = *a.w;
-  const auto tile = w.format == WeightFormat::kAct ? kernels.gemm_tile : kernels.quant_tile;
+  const auto tile = tile_of(kernels, w);
   const int64_t threads = pool.threads();
   // Panels that the threads cannot share evenly are cut: in halves, or by rows where there are enough.
   const bool halves = cuts_panels(kernels, w);
@@ -185,11 +198,17 @@ void gemm_stream(const KernelTable& kernels, ThreadPool& pool, GemmArgs a, bool 
   });
 }
 
+int64_t gemm_scratch(const KernelTable& kernels, const PackedWeight& w, int64_t m) {
+  if (quantizes(kernels, w)) return m * quantized_row_bytes(w.k);
+  const int64_t rows = ceil_div(m, kernels.gemm_rows) * kernels.gemm_rows;
+  return arranges(kernels, w, m) ? rows * ceil_div(w.k, 32) * 64 : 0;
+}
+
 void gemm(const KernelTable& kernels, ThreadPool& pool, const GemmArgs& args) {
   GemmArgs a = args;
   const int64_t panels = a.w->panels;
-  const bool to_bytes = a.w->format != WeightFormat::kAct && (a.w->act == Act::kF32 || kernels.quantizes_bf16);
-  const auto tile = a.w->format != WeightFormat::kAct ? kernels.quant_tile : kernels.gemm_tile;
+  const bool to_bytes = quantizes(kernels, *a.w);
+  const auto tile = tile_of(kernels, *a.w);
   const int64_t parts = std::clamp<int64_t>(a.m * a.w->k / kQuantizeEach, 1, std::min(a.m, pool.threads() * int64_t{4}));
   const bool streamed = a.m <= kStreamRows;
   if (to_bytes && (parts > 1 || !streamed))
@@ -204,15 +223,25 @@ void gemm(const KernelTable& kernels, ThreadPool& pool, const GemmArgs& args) {
   pool.parallel_for(c.items(), [&](int64_t item, int) {
     const int64_t whole = item < c.whole ? item : c.whole + (item - c.whole) / c.pieces;
     const int64_t piece = item < c.whole ? 0 : (item - c.whole) % c.pieces, pieces = item < c.whole ? 1 : c.pieces;
-    const int64_t block = whole / panels, m0 = share(a.m, block, c.blocks, unit);
-    const int64_t rows = share(a.m, block + 1, c.blocks, unit) - m0;
+    const int64_t block = whole / panels, m0 = row_share(a.m, block, c.blocks, unit);
+    const int64_t rows = row_share(a.m, block + 1, c.blocks, unit) - m0;
     if (c.halves && item >= c.whole) {
       GemmArgs part = a;
       part.half = static_cast<int>(piece);
       return tile(part, m0, m0 + rows, whole % panels);
     }
-    tile(a, m0 + share(rows, piece, pieces, unit), m0 + share(rows, piece + 1, pieces, unit), whole % panels);
+    tile(a, m0 + row_share(rows, piece, pieces, unit), m0 + row_share(rows, piece + 1, pieces, unit), whole % panels);
   });
+}
+
+void gemm_rows(const KernelTable& kernels, GemmArgs a) {
+  if (quantizes(kernels, *a.w)) kernels.quantize_rows(a, 0, a.m);
+  if (arranges(kernels, *a.w, a.m)) {
+    kernels.arrange_rows(a, 0, a.m);
+    a.arranged = true;
+  }
+  a.ahead = 1;
+  for (int64_t panel = 0; panel < a.w->panels; ++panel) tile_of(kernels, *a.w)(a, 0, a.m, panel);
 }
 
 }  // namespace pinnate

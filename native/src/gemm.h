@@ -39,8 +39,16 @@ PackedWeight pack(const KernelTable& kernels, ThreadPool& pool, WeightArena& are
 void unpack_rows(const KernelTable& kernels, const PackedWeight& w, const int32_t* ids, int64_t count, float scale,
                  float* out, int64_t ldo);
 
-// The whole product of `a` on all threads of the pool. With a quantised weight, the rows of x are quantised first, into
-// a.scratch.
+// Bytes of a.scratch that a product of m rows needs: its rows quantised, or arranged as the kernel reads them.
+int64_t gemm_scratch(const KernelTable& kernels, const PackedWeight& w, int64_t m);
+
+// The whole product of `a` on all threads of the pool.
 void gemm(const KernelTable& kernels, ThreadPool& pool, const GemmArgs& a);
+
+// The same on the thread that calls.
+void gemm_rows(const KernelTable& kernels, GemmArgs a);
+
+// Where part i of n of m rows begins: between groups of `unit` rows.
+int64_t row_share(int64_t m, int64_t i, int64_t n, int64_t unit);
 
 }  // namespace pinnate

@@ -63,7 +63,8 @@ struct GemmArgs {
   Epilogue epilogue;
   void* out;
   int64_t ldo;      // elements
-  unsigned char* scratch = nullptr;  // for a quantised weight: m * quantized_row_bytes(k), 64-byte aligned
+  unsigned char* scratch = nullptr;  // gemm_scratch bytes (gemm.h), 64-byte aligned
+  bool arranged = false;  // a.scratch holds the rows, arranged: x is not read
   int64_t ahead = 0;  // a hint: the thread that computes panel p probably goes on with panel p + ahead (0: unknown)
   int half = -1;      // 0 or 1: only that half of a panel's columns (KernelTable::cuts_panels; not with swiglu); -1: all
 };
@@ -150,10 +151,14 @@ struct KernelTable {
 
   // gemm.cpp. Rows that a product computes together, and rows of x that stay in a core's L2 next to a panel.
   int64_t gemm_rows = 1, gemm_row_block = 192;
+  int64_t band_bytes = 768 << 10;  // of the widest rows of a band of rows (Program) at most: they stay in a core's L2
   // Sizes `w` (n, k, act, swiglu set by the caller) -> fills panels, panel_bytes.
   void (*pack_layout)(PackedWeight& w);
   // Packs panel p: `sources` are stacked along n (qkv: 3 of them; swiglu: exactly {gate, up}).
   void (*pack_panel)(const SourceMatrix* sources, int count, PackedWeight& w, int64_t panel);
+  // Rows [m0, m1) of a.x, bf16 -> a.scratch, in the order of their use by a product with a.arranged: whole groups of gemm_rows
+  // rows, padded to 32 k. m0 is a multiple of gemm_rows. Null: there is no such order.
+  void (*arrange_rows)(const GemmArgs& a, int64_t m0, int64_t m1) = nullptr;
   bool cuts_panels = false;  // gemm_tile heeds GemmArgs::half for bf16; quant_tile does so in every table
   // Rows [m0, m1) x panel p of the product.
   void (*gemm_tile)(const GemmArgs& a, int64_t m0, int64_t m1, int64_t panel);

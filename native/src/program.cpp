@@ -183,8 +183,31 @@ void Program::emit(const Instruction& instruction) {
     in_logits_ = true;
     logits_start_ = code_.size();
   }
+  buffers_.emplace_back();
   check(instruction);
   code_.push_back(instruction);
+}
+
+// Cuts the instructions into runs that may be executed band by band: of such that work row by row, whose buffers are the same
+// or lie apart. Else a band could overwrite rows that another has not read yet.
+void Program::find_runs() {
+  const auto apart = [](const Buffer& a, const Buffer& b) {
+    return (a.begin == b.begin && a.row_bytes == b.row_bytes) || a.end <= b.begin || b.end <= a.begin;
+  };
+  std::vector<Buffer> held;
+  for (size_t i = 0; i < code_.size(); ++i) {
+    const std::vector<Buffer>& own = buffers_[i];
+    const auto fits = [&](const Buffer& b) {
+      return std::all_of(held.begin(), held.end(), [&](const Buffer& h) { return apart(h, b); });
+    };
+    const bool by_rows = std::visit([]<class Op>(const Op&) { return kByRows<Op>; }, code_[i]);
+    if (i == 0 || !by_rows || !runs_.back().by_rows || !std::all_of(own.begin(), own.end(), fits)) {
+      runs_.push_back({i, i, by_rows});
+      held.clear();
+    }
+    runs_.back().end = i + 1;
+    held.insert(held.end(), own.begin(), own.end());
+  }
 }
 
 // Notes that a buffer of `cols` columns lies at `offset`; it has as many rows as the part of the program it is used in.
@@ -193,6 +216,7 @@ void Program::use(int64_t offset, int64_t cols, bool f32) {
   const int64_t rows = in_logits_ ? spec_.block_rows : spec_.max_tokens;
   const int64_t bytes = static_cast<int64_t>(f32 ? sizeof(float) : act_bytes(spec_.act));
   extent_ = std::max(extent_, offset + rows * cols * bytes);
+  buffers_.back().push_back({offset, offset + rows * cols * bytes, cols * bytes});
 }
 
 namespace {
@@ -228,10 +252,9 @@ void Program::check(const Instruction& instruction) {
             require(w.swiglu == swiglu && !(swiglu && op.bias >= 0), "gemm epilogue does not fit its weight");
             if (op.bias >= 0) vector_of(op.bias, w.n);
             use(op.x, w.k, false);
-            if (w.format != WeightFormat::kAct) {
-              const int64_t rows = in_logits_ ? spec_.block_rows : spec_.max_tokens;
-              quantized_bytes_ = std::max(quantized_bytes_, rows * quantized_row_bytes(w.k));
-            }
+            widest_ = std::max(widest_, w.k);
+            const int64_t rows = in_logits_ ? spec_.block_rows : spec_.max_tokens;
+            gemm_scratch_bytes_ = std::max(gemm_scratch_bytes_, gemm_scratch(kernels_, w, rows));
             use(op.out, swiglu ? w.n / 2 : w.n, op.epilogue == Epilogue::kStoreF32 || op.epilogue == Epilogue::kAddF32);
           },
           [&](const NormOp& op) {
@@ -280,12 +303,15 @@ void Program::check(const Instruction& instruction) {
 
 void Program::finish(int64_t arena_bytes, int64_t logits, int64_t vocab, int64_t max_position) {
   require(in_logits_ && !finished_, "it has no gather, or is finished");
+  find_runs();
   for (const RopeTable& table : tables_) require(table.positions >= max_position, "a rope table is too short");
   use(logits, vocab, true);
   require(extent_ <= arena_bytes, "the arena is smaller than its buffers");
   require(vocab <= std::numeric_limits<int32_t>::max(), "the vocabulary is too large");
   arena_ = LazyMemory(static_cast<size_t>(arena_bytes), true);
-  quantized_rows_ = LazyMemory(static_cast<size_t>(quantized_bytes_), true);
+  for (const PackedWeight& w : weights_)
+    band_scratch_ = std::max(band_scratch_, (gemm_scratch(kernels_, w, band_rows() + kernels_.gemm_rows) + 63) / 64 * 64);
+  gemm_scratch_ = LazyMemory(static_cast<size_t>(std::max(gemm_scratch_bytes_, pool_.threads() * band_scratch_)), true);
   logits_ = logits;
   limits_.vocab_out = vocab;
   limits_.max_position = max_position;

@@ -9,6 +9,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -110,9 +111,19 @@ class Program {
     const Step* step;
     int64_t rows;
     const int32_t* gather;  // [rows] token rows, in the logits part
+    unsigned char* scratch; // of a product
+  };
+
+  struct Buffer {  // bytes of the arena
+    int64_t begin, end, row_bytes;
+  };
+  struct Run {
+    size_t begin, end;  // instructions
+    bool by_rows;       // may be executed in bands of rows
   };
 
   void check_places();
+  void find_runs();
   void check(const Instruction& instruction);
   void use(int64_t offset, int64_t cols, bool f32);
   const float* vector(int id) const { return id < 0 ? nullptr : vectors_[static_cast<size_t>(id)].data(); }
@@ -123,25 +134,40 @@ class Program {
   template <class T = float>
   T* at(int64_t offset) const { return reinterpret_cast<T*>(arena_.data() + offset); }
 
-  template <class F>
-  void rows_in_parallel(int64_t rows, int64_t cols, F&& f);
-
   void check_pages(std::span<const int32_t> pages) const;
   int64_t wanted_pages() const;
   bool commit_ahead();
   void copy_pages(const Step& step);
-  void execute(const Block& block, size_t begin, size_t end);
-  void execute(const EmbedOp& op, const Block& block);
+  void execute(const Block& block, bool logits);
+  int64_t band_rows() const;
+  int64_t bands_of(int64_t rows) const;
+  template <class Op>
+  void execute(const Op& op, const Block& block);
   void execute(const GemmOp& op, const Block& block);
-  void execute(const NormOp& op, const Block& block);
-  void execute(const UnaryOp& op, const Block& block);
-  void execute(const BinaryOp& op, const Block& block);
-  void execute(const ConvertOp& op, const Block& block);
-  void execute(const RopeOp& op, const Block& block);
-  void execute(const CopyColumnsOp& op, const Block& block);
-  void execute(const QKVOp& op, const Block& block);
   void execute(const AttentionOp& op, const Block& block);
   void execute(const GatherOp& op, const Block& block);
+
+  // Rows [r0, r1) of an instruction that computes a row from that row alone (and, of QKVOp, writes to that token's slot).
+  template <class Op>
+  static constexpr bool kByRows = !std::is_same_v<Op, AttentionOp> && !std::is_same_v<Op, GatherOp>;
+  void rows(const EmbedOp& op, const Block& block, int64_t r0, int64_t r1);
+  void rows(const GemmOp& op, const Block& block, int64_t r0, int64_t r1);
+  void rows(const NormOp& op, const Block& block, int64_t r0, int64_t r1);
+  void rows(const UnaryOp& op, const Block& block, int64_t r0, int64_t r1);
+  void rows(const BinaryOp& op, const Block& block, int64_t r0, int64_t r1);
+  void rows(const ConvertOp& op, const Block& block, int64_t r0, int64_t r1);
+  void rows(const RopeOp& op, const Block& block, int64_t r0, int64_t r1);
+  void rows(const CopyColumnsOp& op, const Block& block, int64_t r0, int64_t r1);
+  void rows(const QKVOp& op, const Block& block, int64_t r0, int64_t r1);
+  template <class Op>
+  int64_t columns(const Op& op) const { return op.cols; }
+  int64_t columns(const EmbedOp& op) const { return weights_[static_cast<size_t>(op.weight)].k; }
+  int64_t columns(const QKVOp& op) const {
+    const KVLayout& kv = pool_of(op.layer).layout;
+    return (op.num_heads + int64_t{2} * kv.num_kv_heads) * kv.head_dim;
+  }
+  GemmArgs product(const GemmOp& op, const Block& block, int64_t r0, int64_t r1) const;
+
   void sample(const Step& step, int64_t first_row, int64_t rows, size_t& next);
   void sample_one(const Step& step, size_t n, int64_t first_row, float* scratch);
 
@@ -157,9 +183,12 @@ class Program {
   size_t logits_start_ = 0;  // first instruction of the logits part
   bool in_logits_ = false, finished_ = false;
   int64_t extent_ = 0;       // bytes of arena that the instructions use
+  std::vector<std::vector<Buffer>> buffers_;  // of each instruction
+  std::vector<Run> runs_;                     // all instructions, in order
   StepLimits limits_{};
-  LazyMemory arena_, quantized_rows_;
-  int64_t quantized_bytes_ = 0;  // of the rows of x of the largest product with a quantised weight
+  LazyMemory arena_, gemm_scratch_;
+  int64_t gemm_scratch_bytes_ = 0, band_scratch_ = 0;  // of the largest product: of all rows, of a band
+  int64_t widest_ = 1;  // row that enters a product
   int64_t logits_ = 0;
   std::atomic<int64_t> used_pages_{0};  // the highest page that a step has written
   int64_t committed_pages_ = 0;  // of the idle thread: all pools are committed up to here ...

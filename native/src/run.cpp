@@ -13,6 +13,7 @@
 namespace pinnate {
 namespace {
 
+constexpr int64_t kLeastBand = 128;      // rows
 constexpr int64_t kWorthAThread = 8192;  // floats; less is done before another thread has woken
 
 // Denormals are zero while a step runs, as in the pool's threads.
@@ -36,15 +37,6 @@ void widen(const bf16* x, float* out, int64_t count) {
 
 }  // namespace
 
-// f(r0, r1) over all rows, on all threads where the rows are worth it.
-template <class F>
-void Program::rows_in_parallel(int64_t rows, int64_t cols, F&& f) {
-  const int64_t wanted = std::min<int64_t>(rows * cols / kWorthAThread, pool_.threads() * int64_t{4});
-  const int64_t items = std::clamp<int64_t>(wanted, 1, rows);
-  if (items == 1 || pool_.threads() == 1) return f(int64_t{0}, rows);
-  pool_.parallel_for(items, [&](int64_t i, int) { f(rows * i / items, rows * (i + 1) / items); });
-}
-
 void Program::run(const Step& step) {
   if (!finished_) throw std::invalid_argument("program: run before finish");
   check_step(step, limits_);
@@ -53,13 +45,13 @@ void Program::run(const Step& step) {
   for (const int32_t slot : step.slots) used = std::max<int64_t>(used, slot / spec_.page_size);
   used_pages_.store(used, std::memory_order_relaxed);
   copy_pages(step);
-  execute({&step, static_cast<int64_t>(step.tokens.size()), nullptr}, 0, logits_start_);
+  execute({&step, static_cast<int64_t>(step.tokens.size()), nullptr, gemm_scratch_.data()}, false);
   const int64_t rows = static_cast<int64_t>(step.logit_rows.size());
   const int64_t blocks = (rows + spec_.block_rows - 1) / spec_.block_rows;
   size_t next_sample = 0;
   for (int64_t b = 0; b < blocks; ++b) {
     const int64_t first = rows * b / blocks, count = rows * (b + 1) / blocks - first;
-    execute({&step, count, step.logit_rows.data() + first}, logits_start_, code_.size());
+    execute({&step, count, step.logit_rows.data() + first, gemm_scratch_.data()}, true);
     if (step.out_logits != nullptr)
       std::memcpy(step.out_logits + first * limits_.vocab_out, at(logits_),
                   static_cast<size_t>(count * limits_.vocab_out) * sizeof(float));
@@ -81,92 +73,121 @@ void Program::copy_pages(const Step& step) {
   });
 }
 
-void Program::execute(const Block& block, size_t begin, size_t end) {
-  for (size_t i = begin; i < end; ++i) std::visit([&](const auto& op) { execute(op, block); }, code_[i]);
+// With many rows, each run of instructions that work row by row is executed in bands of rows, each on one thread: what one
+// instruction leaves for the next, and the sums that a product adds to, stay in that thread's caches.
+void Program::execute(const Block& block, bool logits) {
+  const int64_t bands = bands_of(block.rows);
+  for (const Run& run : runs_) {
+    if ((run.begin >= logits_start_) != logits) continue;
+    if (!run.by_rows || bands == 1) {
+      for (size_t i = run.begin; i < run.end; ++i) std::visit([&](const auto& op) { execute(op, block); }, code_[i]);
+      continue;
+    }
+    pool_.parallel_for(bands, [&](int64_t band, int thread) {
+      const Block own{block.step, block.rows, block.gather, block.scratch + thread * band_scratch_};
+      const int64_t r0 = row_share(block.rows, band, bands, kernels_.gemm_rows);
+      const int64_t r1 = row_share(block.rows, band + 1, bands, kernels_.gemm_rows);
+      for (size_t i = run.begin; i < run.end; ++i)
+        std::visit([&]<class Op>(const Op& op) { if constexpr (kByRows<Op>) rows(op, own, r0, r1); }, code_[i]);
+    });
+  }
 }
 
-void Program::execute(const EmbedOp& op, const Block& block) {
+// Of a band at most; 0 where the rows are too long for one that is worth reading all weights for.
+int64_t Program::band_rows() const {
+  const int64_t rows = kernels_.band_bytes / (widest_ * static_cast<int64_t>(act_bytes(spec_.act))) / kernels_.gemm_rows * kernels_.gemm_rows;
+  return rows < kLeastBand ? 0 : rows;
+}
+
+// 1: instruction by instruction, all rows on all threads.
+int64_t Program::bands_of(int64_t rows) const {
+  const int64_t each = (rows + pool_.threads() - 1) / pool_.threads(), most = band_rows();
+  return most == 0 || each < kLeastBand ? 1 : pool_.threads() * ((each + most - 1) / most);
+}
+
+// All rows of an instruction that works row by row, on all threads where they are worth it.
+template <class Op>
+void Program::execute(const Op& op, const Block& block) {
+  const int64_t wanted = std::min<int64_t>(block.rows * columns(op) / kWorthAThread, pool_.threads() * int64_t{4});
+  const int64_t items = std::clamp<int64_t>(wanted, 1, block.rows);
+  if (items == 1 || pool_.threads() == 1) return rows(op, block, 0, block.rows);
+  pool_.parallel_for(items, [&](int64_t i, int) { rows(op, block, block.rows * i / items, block.rows * (i + 1) / items); });
+}
+
+void Program::rows(const EmbedOp& op, const Block& block, int64_t r0, int64_t r1) {
   const PackedWeight& w = weights_[static_cast<size_t>(op.weight)];
-  rows_in_parallel(block.rows, w.k, [&](int64_t r0, int64_t r1) {
-    unpack_rows(kernels_, w, block.step->tokens.data() + r0, r1 - r0, op.scale, at(op.out) + r0 * w.k, w.k);
-  });
+  unpack_rows(kernels_, w, block.step->tokens.data() + r0, r1 - r0, op.scale, at(op.out) + r0 * w.k, w.k);
 }
 
-void Program::execute(const GemmOp& op, const Block& block) {
+void Program::execute(const GemmOp& op, const Block& block) { gemm(kernels_, pool_, product(op, block, 0, block.rows)); }
+
+void Program::rows(const GemmOp& op, const Block& block, int64_t r0, int64_t r1) {
+  gemm_rows(kernels_, product(op, block, r0, r1));
+}
+
+GemmArgs Program::product(const GemmOp& op, const Block& block, int64_t r0, int64_t r1) const {
   const PackedWeight& w = weights_[static_cast<size_t>(op.weight)];
-  const int64_t ldo = w.swiglu ? w.n / 2 : w.n;
-  gemm(kernels_, pool_, {at<void>(op.x), w.k, block.rows, &w, vector(op.bias), op.epilogue, at<void>(op.out), ldo,
-                         quantized_rows_.data()});
+  const int64_t act = static_cast<int64_t>(act_bytes(spec_.act)), ldo = w.swiglu ? w.n / 2 : w.n;
+  const bool to_floats = op.epilogue == Epilogue::kStoreF32 || op.epilogue == Epilogue::kAddF32;
+  return {at<unsigned char>(op.x) + r0 * w.k * act, w.k, r1 - r0, &w, vector(op.bias), op.epilogue,
+          at<unsigned char>(op.out) + r0 * ldo * (to_floats ? 4 : act), ldo, block.scratch};
 }
 
-void Program::execute(const NormOp& op, const Block& block) {
+void Program::rows(const NormOp& op, const Block&, int64_t r0, int64_t r1) {
   const NormArgs args{at(op.x), op.cols, vector(op.weight), vector(op.bias), op.eps,
                       op.cols,  op.group, at<void>(op.out),  op.cols,          op.out_f32};
-  const auto kernel = op.layer ? kernels_.layer_norm : kernels_.rms_norm;
-  rows_in_parallel(block.rows, op.cols, [&](int64_t r0, int64_t r1) { kernel(args, spec_.act, r0, r1); });
+  (op.layer ? kernels_.layer_norm : kernels_.rms_norm)(args, spec_.act, r0, r1);
 }
 
-void Program::execute(const UnaryOp& op, const Block& block) {
-  rows_in_parallel(block.rows, op.cols, [&](int64_t r0, int64_t r1) {
-    kernels_.unary(op.op, op.p, at(op.x) + r0 * op.cols, at(op.out) + r0 * op.cols, (r1 - r0) * op.cols);
-  });
+void Program::rows(const UnaryOp& op, const Block&, int64_t r0, int64_t r1) {
+  const int64_t from = r0 * op.cols;
+  kernels_.unary(op.op, op.p, at(op.x) + from, at(op.out) + from, (r1 - r0) * op.cols);
 }
 
-void Program::execute(const BinaryOp& op, const Block& block) {
-  rows_in_parallel(block.rows, op.cols, [&](int64_t r0, int64_t r1) {
-    const int64_t from = r0 * op.cols;
-    kernels_.binary(op.op, at(op.a) + from, at(op.b) + from, at(op.out) + from, (r1 - r0) * op.cols);
-  });
+void Program::rows(const BinaryOp& op, const Block&, int64_t r0, int64_t r1) {
+  const int64_t from = r0 * op.cols;
+  kernels_.binary(op.op, at(op.a) + from, at(op.b) + from, at(op.out) + from, (r1 - r0) * op.cols);
 }
 
-void Program::execute(const ConvertOp& op, const Block& block) {
-  const int64_t bytes = static_cast<int64_t>(act_bytes(spec_.act));
-  rows_in_parallel(block.rows, op.cols, [&](int64_t r0, int64_t r1) {
-    const int64_t from = r0 * op.cols, count = (r1 - r0) * op.cols;
-    if (op.to_act) {
-      kernels_.to_act(at(op.x) + from, at<unsigned char>(op.out) + from * bytes, spec_.act, count);
-    } else if (spec_.act == Act::kBF16) {
-      widen(at<bf16>(op.x) + from, at(op.out) + from, count);
-    } else {
-      std::memcpy(at(op.out) + from, at(op.x) + from, static_cast<size_t>(count) * sizeof(float));
-    }
-  });
+void Program::rows(const ConvertOp& op, const Block&, int64_t r0, int64_t r1) {
+  const int64_t bytes = static_cast<int64_t>(act_bytes(spec_.act)), from = r0 * op.cols, count = (r1 - r0) * op.cols;
+  if (op.to_act) {
+    kernels_.to_act(at(op.x) + from, at<unsigned char>(op.out) + from * bytes, spec_.act, count);
+  } else if (spec_.act == Act::kBF16) {
+    widen(at<bf16>(op.x) + from, at(op.out) + from, count);
+  } else {
+    std::memcpy(at(op.out) + from, at(op.x) + from, static_cast<size_t>(count) * sizeof(float));
+  }
 }
 
-void Program::execute(const RopeOp& op, const Block& block) {
+void Program::rows(const RopeOp& op, const Block& block, int64_t r0, int64_t r1) {
   const RopeTable& table = tables_[static_cast<size_t>(op.table)];
-  rows_in_parallel(block.rows, op.cols, [&](int64_t r0, int64_t r1) {
-    for (int64_t r = r0; r < r1; ++r) {
-      const int64_t position = block.step->positions[static_cast<size_t>(r)];
-      const float* cos = table.cos.data() + position * table.pairs;
-      const float* sin = table.sin.data() + position * table.pairs;
-      for (int64_t head = 0; head < op.cols; head += op.head_dim) {
-        const float* x = at(op.x) + r * op.cols + head;
-        float* out = at(op.out) + r * op.cols + head;
-        for (int64_t i = 0; i < table.pairs; ++i) {
-          const float low = x[i], high = x[i + table.pairs];
-          out[i] = low * cos[i] - high * sin[i];
-          out[i + table.pairs] = high * cos[i] + low * sin[i];
-        }
-        for (int64_t i = 2 * table.pairs; i < op.head_dim; ++i) out[i] = x[i];
+  for (int64_t r = r0; r < r1; ++r) {
+    const int64_t position = block.step->positions[static_cast<size_t>(r)];
+    const float* cos = table.cos.data() + position * table.pairs;
+    const float* sin = table.sin.data() + position * table.pairs;
+    for (int64_t head = 0; head < op.cols; head += op.head_dim) {
+      const float* x = at(op.x) + r * op.cols + head;
+      float* out = at(op.out) + r * op.cols + head;
+      for (int64_t i = 0; i < table.pairs; ++i) {
+        const float low = x[i], high = x[i + table.pairs];
+        out[i] = low * cos[i] - high * sin[i];
+        out[i + table.pairs] = high * cos[i] + low * sin[i];
       }
+      for (int64_t i = 2 * table.pairs; i < op.head_dim; ++i) out[i] = x[i];
     }
-  });
+  }
 }
 
-void Program::execute(const CopyColumnsOp& op, const Block& block) {
-  rows_in_parallel(block.rows, op.cols, [&](int64_t r0, int64_t r1) {
-    for (int64_t r = r0; r < r1; ++r)
-      std::memcpy(at(op.out) + r * op.out_cols + op.at, at(op.x) + r * op.cols,
-                  static_cast<size_t>(op.cols) * sizeof(float));
-  });
+void Program::rows(const CopyColumnsOp& op, const Block&, int64_t r0, int64_t r1) {
+  for (int64_t r = r0; r < r1; ++r)
+    std::memcpy(at(op.out) + r * op.out_cols + op.at, at(op.x) + r * op.cols, static_cast<size_t>(op.cols) * sizeof(float));
 }
 
-void Program::execute(const QKVOp& op, const Block& block) {
+void Program::rows(const QKVOp& op, const Block& block, int64_t r0, int64_t r1) {
   const KVPool& pool = pool_of(op.layer);
-  const int64_t dim = pool.layout.head_dim, cols = (op.num_heads + 2 * pool.layout.num_kv_heads) * dim;
   QKVArgs a{};
-  a.qkv = at(op.x), a.ldx = cols, a.num_heads = op.num_heads, a.kv = pool.layout;
+  a.qkv = at(op.x), a.ldx = columns(op), a.num_heads = op.num_heads, a.kv = pool.layout;
   a.q_norm = vector(op.q_norm), a.k_norm = vector(op.k_norm), a.norm_eps = op.eps;
   if (op.table >= 0) {
     const RopeTable& table = tables_[static_cast<size_t>(op.table)];
@@ -174,8 +195,8 @@ void Program::execute(const QKVOp& op, const Block& block) {
   }
   a.positions = block.step->positions.data();
   a.slots = block.step->slots.data() + static_cast<size_t>(group_of(op.layer)) * block.step->tokens.size();
-  a.q_out = at<void>(op.out), a.ldq = op.num_heads * dim, a.pool = pool.memory.data();
-  rows_in_parallel(block.rows, cols, [&](int64_t r0, int64_t r1) { kernels_.qkv(a, r0, r1); });
+  a.q_out = at<void>(op.out), a.ldq = op.num_heads * int64_t{pool.layout.head_dim}, a.pool = pool.memory.data();
+  kernels_.qkv(a, r0, r1);
 }
 
 void Program::execute(const AttentionOp& op, const Block& block) {

@@ -4,6 +4,7 @@
 #include <limits>
 #include <string>
 
+#include "../src/gemm.h"
 #include "weights_data.h"
 
 namespace pinnate::test {
@@ -47,6 +48,11 @@ inline Rows random_rows(std::mt19937& rng, Act act, int64_t m, int64_t k, int64_
       x.b16[static_cast<size_t>(r * ldx + i)] = to_bf16(f);
     }
   return x;
+}
+
+// What a product of m rows needs.
+inline AlignedBuffer scratch_for(const KernelTable& kt, const PackedWeight& w, int64_t m) {
+  return allocate_aligned(static_cast<size_t>(gemm_scratch(kt, w, m)));
 }
 
 inline double read_out(const std::vector<unsigned char>& out, int64_t i, bool f32) {

@@ -79,7 +79,8 @@ void test_plain(const KernelTable& kt, ThreadPool& pool, Act act, const Shape& s
   const float before = 0.75f;
   for (size_t i = 0; f32 && i < out.size(); i += 4) std::memcpy(&out[i], &before, 4);
   const std::vector<unsigned char> untouched = out;
-  gemm(kt, pool, {x.data(), x.ldx, s.m, &packed, with_bias ? bias.data() : nullptr, e, out.data(), ldo});
+  const AlignedBuffer scratch = scratch_for(kt, packed, s.m);
+  gemm(kt, pool, {x.data(), x.ldx, s.m, &packed, with_bias ? bias.data() : nullptr, e, out.data(), ldo, scratch.get()});
 
   bool right = true, kept = true;
   for (int64_t r = 0; r < s.m; ++r) {
@@ -108,7 +109,8 @@ void test_swiglu(const KernelTable& kt, ThreadPool& pool, Act act, const Shape& 
   const Rows x = random_rows(rng(), act, s.m, s.k, s.k);
   const bool f32 = act == Act::kF32;
   std::vector<unsigned char> out(static_cast<size_t>(s.m * half) * act_bytes(act));
-  gemm(kt, pool, {x.data(), x.ldx, s.m, &packed, nullptr, Epilogue::kSwiGLUAct, out.data(), half});
+  const AlignedBuffer scratch = scratch_for(kt, packed, s.m);
+  gemm(kt, pool, {x.data(), x.ldx, s.m, &packed, nullptr, Epilogue::kSwiGLUAct, out.data(), half, scratch.get()});
   bool right = true;
   for (int64_t r = 0; r < s.m; ++r)
     for (int64_t j = 0; j < half; ++j) {
@@ -162,36 +164,48 @@ void test_silu_range(const KernelTable& kt) {
   CHECK(std::isnan(silu(std::numeric_limits<float>::quiet_NaN())));
 }
 
-// Each row of a batch is bitwise what it is alone, for every m, cut into tiles in any way, on any number of threads.
-void test_determinism(const KernelTable& kt, Act act, int64_t k, bool swiglu) {
-  const int64_t n = 150, rows = 401, columns = n;
+// Each row of a batch is bitwise what it is alone, for every m, cut into tiles in any way, on one thread or several.
+void test_determinism(const KernelTable& kt, Act act, int64_t k, Epilogue e) {
+  const bool swiglu = e == Epilogue::kSwiGLUAct;
+  const int64_t n = 170, rows = 401;  // columns: half of the last panel and a part of the other half
   ThreadPool one(1), two(2), four(4);  // panels that they share evenly, not evenly, and fewer than threads
   const Weights a = random_weights(TensorType::kF32, n, k, rng()), b = random_weights(TensorType::kF32, n, k, rng());
   const SourceMatrix sources[2] = {a.matrix, b.matrix};
   WeightArena arena;
   const PackedWeight packed = pack(kt, two, arena, sources, swiglu ? 2 : 1, act, swiglu);
   const Rows x = random_rows(rng(), act, rows, k, k + 1);
-  const Epilogue e = swiglu ? Epilogue::kSwiGLUAct : Epilogue::kStoreF32;
-  const size_t size = swiglu ? act_bytes(act) : 4, row_size = static_cast<size_t>(columns) * size;
-  std::vector<unsigned char> alone(static_cast<size_t>(rows) * row_size), batch(alone.size());
+  const size_t size = swiglu ? act_bytes(act) : 4, row_size = static_cast<size_t>(n) * size;
+  std::vector<unsigned char> before(static_cast<size_t>(rows) * row_size);  // what kAddF32 adds to
+  for (size_t i = 0; i < before.size(); i += 4) {
+    const float f = static_cast<float>(i % 977) / 97;
+    std::memcpy(&before[i], &f, 4);
+  }
+  std::vector<unsigned char> alone = before, batch;
+  const AlignedBuffer scratch = scratch_for(kt, packed, rows);
   for (int64_t r = 0; r < rows; ++r)
-    gemm(kt, one, {x.row(r), x.ldx, 1, &packed, nullptr, e, &alone[static_cast<size_t>(r) * row_size], columns});
-  auto same = [&](int64_t m) { return std::equal(batch.begin(), batch.begin() + m * static_cast<int64_t>(row_size), alone.begin()); };
+    gemm(kt, one, {x.row(r), x.ldx, 1, &packed, nullptr, e, &alone[static_cast<size_t>(r) * row_size], n, scratch.get()});
+  const auto same = [&](int64_t m) { return std::equal(batch.begin(), batch.begin() + m * static_cast<int64_t>(row_size), alone.begin()); };
   bool equal = true;
-  for (int64_t m = 1; m <= rows; m += m < 30 ? 1 : m < 75 ? 9 : 163)
+  for (int64_t m = 1; m <= rows; m += m < 30 ? 1 : m < 75 ? 9 : 163) {
+    const auto args = [&] {
+      batch = before;
+      return GemmArgs{x.data(), x.ldx, m, &packed, nullptr, e, batch.data(), n, scratch.get()};
+    };
     for (ThreadPool* pool : {&one, &two, &four}) {
-      std::fill(batch.begin(), batch.end(), static_cast<unsigned char>(0xee));
-      gemm(kt, *pool, {x.data(), x.ldx, m, &packed, nullptr, e, batch.data(), columns});
+      gemm(kt, *pool, args());
       equal = equal && same(m);
     }
+    gemm_rows(kt, args());
+    equal = equal && same(m);
+  }
   for (const int64_t tile : {1, 2, 5, 11, 64}) {
-    std::fill(batch.begin(), batch.end(), static_cast<unsigned char>(0xee));
-    const GemmArgs args{x.data(), x.ldx, rows, &packed, nullptr, e, batch.data(), columns};
+    batch = before;
+    const GemmArgs args{x.data(), x.ldx, rows, &packed, nullptr, e, batch.data(), n, scratch.get()};
     for (int64_t panel = packed.panels - 1; panel >= 0; --panel)
       for (int64_t m0 = 0; m0 < rows; m0 += tile) kt.gemm_tile(args, m0, std::min(rows, m0 + tile), panel);
     equal = equal && same(rows);
   }
-  CHECK_IN(equal, (std::string(kt.isa) + (act == Act::kF32 ? " f32 k" : " bf16 k") + std::to_string(k)).c_str());
+  CHECK_IN(equal, label(kt, act, {rows, n, k}, e).c_str());
 }
 
 // Bit for bit the definition, on every instruction set; also a count that ends inside a block.
@@ -288,9 +302,8 @@ int main() {
     test_products(kt);
     test_silu_range(kt);
     for (const Act act : {Act::kF32, Act::kBF16}) {
-      test_determinism(kt, act, 97, false);
-      test_determinism(kt, act, 2200, false);
-      test_determinism(kt, act, 97, true);
+      for (const Epilogue e : {Epilogue::kStoreF32, Epilogue::kAddF32, Epilogue::kSwiGLUAct})
+        for (const int64_t k : {97, 2200}) test_determinism(kt, act, k, e);
     }
     test_dequantize(kt);
     test_pack_and_unpack(kt);

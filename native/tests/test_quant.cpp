@@ -42,10 +42,6 @@ std::string label(const KernelTable& kt, WeightFormat f, const std::string& more
   return std::string(kt.isa) + (f == WeightFormat::kInt8 ? " int8 " : " int4 ") + more;
 }
 
-AlignedBuffer scratch_for(int64_t m, int64_t k) {
-  return allocate_aligned(static_cast<size_t>(m * quantized_row_bytes(k)));
-}
-
 // Whether rows of `act` stay as they are, and weights are rounded to bf16 instead.
 bool keeps(const KernelTable& kt, Act act) { return act == Act::kBF16 && !kt.quantizes_bf16; }
 
@@ -228,7 +224,7 @@ void test_plain(const KernelTable& kt, ThreadPool& pool, WeightFormat format, Ac
   const float before = 0.75f;
   for (size_t i = 0; f32 && i < out.size(); i += 4) std::memcpy(&out[i], &before, 4);
   const std::vector<unsigned char> untouched = out;
-  const AlignedBuffer scratch = scratch_for(s.m, s.k);
+  const AlignedBuffer scratch = scratch_for(kt, packed, s.m);
   gemm(kt, pool, {x.row(0), x.ldx, s.m, &packed, with_bias ? bias.data() : nullptr, e, out.data(), ldo, scratch.get()});
   bool right = true, kept = true;
   for (int64_t r = 0; r < s.m; ++r)
@@ -258,7 +254,7 @@ void test_swiglu(const KernelTable& kt, ThreadPool& pool, WeightFormat format, A
   const std::vector<double> xs = rounded(kt, x);
   const bool f32 = act == Act::kF32;
   std::vector<unsigned char> out(static_cast<size_t>(s.m * s.n) * act_bytes(act));
-  const AlignedBuffer scratch = scratch_for(s.m, s.k);
+  const AlignedBuffer scratch = scratch_for(kt, packed, s.m);
   gemm(kt, pool, {x.row(0), x.ldx, s.m, &packed, nullptr, Epilogue::kSwiGLUAct, out.data(), s.n, scratch.get()});
   bool right = true;
   for (int64_t r = 0; r < s.m; ++r)
@@ -298,9 +294,9 @@ void test_extremes(const KernelTable& kt) {
     }
     const SourceMatrix source{bytes ? TensorType::kQ8_0 : TensorType::kQ4_1, w.data(), n, k};
     WeightArena arena;
-    const AlignedBuffer scratch = scratch_for(24, k);
     for (const Act act : {Act::kF32, Act::kBF16}) {
       const PackedWeight packed = pack(kt, pool, arena, &source, 1, act, false, format);
+      const AlignedBuffer scratch = scratch_for(kt, packed, 24);
       for (const float value : {127.0f, -127.0f})
         for (const int64_t m : {1, 6, 24}) {  // 24: the way of many rows
           Rows x{act, m, k, k, {}, {}};
@@ -328,7 +324,7 @@ void test_special_rows(const KernelTable& kt) {
     x.f32[static_cast<size_t>(2 * k + 69)] = std::numeric_limits<float>::infinity();
     for (int64_t i = 0; i < k; ++i) x.f32[static_cast<size_t>(3 * k + i)] = 1e-37f;
     std::vector<float> out(static_cast<size_t>(4 * n));
-    const AlignedBuffer scratch = scratch_for(4, k);
+    const AlignedBuffer scratch = scratch_for(kt, packed, 4);
     gemm(kt, pool, {x.row(0), k, 4, &packed, nullptr, Epilogue::kStoreF32, out.data(), n, scratch.get()});
     for (size_t j = 0; j < static_cast<size_t>(n); ++j) {
       CHECK(std::isfinite(out[j]) && std::isnan(out[static_cast<size_t>(n) + j]));
@@ -349,7 +345,7 @@ void test_determinism(const KernelTable& kt, WeightFormat format, Act act, int64
   const Epilogue e = swiglu ? Epilogue::kSwiGLUAct : Epilogue::kStoreF32;
   const size_t row_size = static_cast<size_t>(n) * (swiglu ? act_bytes(act) : 4);
   std::vector<unsigned char> alone(static_cast<size_t>(rows) * row_size), batch(alone.size());
-  const AlignedBuffer scratch = scratch_for(rows, k);
+  const AlignedBuffer scratch = scratch_for(kt, packed, rows);
   for (int64_t r = 0; r < rows; ++r)
     gemm(kt, one, {x.row(r), x.ldx, 1, &packed, nullptr, e, &alone[static_cast<size_t>(r) * row_size], n, scratch.get()});
   const auto same = [&](int64_t m) { return std::equal(batch.begin(), batch.begin() + m * static_cast<int64_t>(row_size), alone.begin()); };
@@ -358,6 +354,8 @@ void test_determinism(const KernelTable& kt, WeightFormat format, Act act, int64
     for (ThreadPool* pool : {&one, &two, &four}) {
       std::fill(batch.begin(), batch.end(), static_cast<unsigned char>(0xee));
       gemm(kt, *pool, {x.row(0), x.ldx, m, &packed, nullptr, e, batch.data(), n, scratch.get()});
+      equal = equal && same(m);
+      gemm_rows(kt, {x.row(0), x.ldx, m, &packed, nullptr, e, batch.data(), n, scratch.get()});
       equal = equal && same(m);
     }
   const GemmArgs args{x.row(0), x.ldx, rows, &packed, nullptr, e, batch.data(), n, scratch.get()};
@@ -377,13 +375,13 @@ void test_agreement(const std::vector<KernelTable>& all) {
   const int64_t n = 70, k = 200, m = 15;
   const Weights w = random_weights(TensorType::kF32, n, k, rng());
   const Rows x = random_rows(rng(), Act::kBF16, m, k, k);
-  const AlignedBuffer scratch = scratch_for(m, k);
   for (const WeightFormat format : kFormats) {
     std::vector<float> weights, products;
     for (const KernelTable& kt : all) {
       WeightArena arena;
       const PackedWeight packed = pack(kt, pool, arena, &w.matrix, 1, Act::kBF16, false, format);
       std::vector<float> out(static_cast<size_t>(m * n));
+      const AlignedBuffer scratch = scratch_for(kt, packed, m);
       gemm(kt, pool, {x.row(0), k, m, &packed, nullptr, Epilogue::kStoreF32, out.data(), n, scratch.get()});
       const std::vector<float> held = unpacked(kt, packed);
       if (weights.empty()) weights = held;

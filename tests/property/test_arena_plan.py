@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pinnate.executor.native.instructions import Buffer, Gather, PagedAttention, buffers_of
 from pinnate.executor.native.lowering import lower
 from pinnate.executor.native.plan import ALIGNMENT, Lifetime, lifetimes_of, place, plan_arena
 from tests.unit.executor.native_helpers import llama_graph
@@ -50,6 +51,21 @@ def test_the_plan_of_a_model():
     assert not overlaps([plan.offsets[b] for b in order], [lives[b] for b in order])
     more_layers = plan_arena(lower(llama_graph(layers=12), act_is_f32=False), rows, 2)
     assert more_layers.size == plan.size
+
+
+def test_buffers_of_a_stretch_between_two_attentions_are_alive_at_once():
+    program = lower(llama_graph(layers=3), act_is_f32=False)
+    lives = lifetimes_of(program, {"tokens": 10, "logits": 3}, 2)
+    stretch: set[Buffer] = set()
+    lengths = []
+    for instruction in program.instructions:
+        if isinstance(instruction, PagedAttention | Gather):
+            lengths.append(len(stretch))
+            stretch = set()
+            continue
+        stretch |= set(buffers_of(instruction))
+        assert all(lives[a].meets(lives[b]) for a in stretch for b in stretch)
+    assert len(lengths) == 4 and min(lengths) >= 4
 
 
 def test_what_a_gather_reads_lives_through_the_logits_part():

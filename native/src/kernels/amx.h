@@ -91,19 +91,23 @@ PINNATE_TILES void store_tiles(float* sums, int64_t stride) {
   if constexpr (Both && N == 2) _tile_stored(3, second + 64, stride);
 }
 
-// One step of kTileK: N right operands, at `right` and `other`, times the rows of the left operand.
-template <bool Both, int N>
+// One step of kTileK: N right operands, at `right` and `other`, times the rows of the left operand. Passing: the left operand is
+// not to take the place of the right ones in L1.
+template <bool Both, int N, bool Passing = false>
 PINNATE_TILES void multiply_tiles(const void* left, int64_t left_stride, const unsigned char* right,
                                   const unsigned char* other, int64_t right_stride) {
   _tile_loadd(6, right, right_stride);
-  _tile_loadd(4, left, left_stride);
+  if constexpr (Passing) _tile_stream_loadd(4, left, left_stride);
+  else _tile_loadd(4, left, left_stride);
   _tile_dpbf16ps(0, 4, 6);
   if constexpr (N == 2) {
     _tile_loadd(7, other, right_stride);
     _tile_dpbf16ps(1, 4, 7);
   }
   if constexpr (Both) {
-    _tile_loadd(5, static_cast<const unsigned char*>(left) + kTileRows * left_stride, left_stride);
+    const unsigned char* second = static_cast<const unsigned char*>(left) + kTileRows * left_stride;
+    if constexpr (Passing) _tile_stream_loadd(5, second, left_stride);
+    else _tile_loadd(5, second, left_stride);
     _tile_dpbf16ps(2, 5, 6);
     if constexpr (N == 2) _tile_dpbf16ps(3, 5, 7);
   }

@@ -192,10 +192,10 @@ void micro_rows(int64_t rows, const GemmArgs& a, const Slice& s, int64_t row, in
 #if defined(__AMX_BF16__)
 #include "gemm_amx.inl"
 
-PINNATE_INLINE int64_t pair_at(int64_t k, int64_t pair, int64_t column) { return tile_pair_at(k, pair, column); }
+PINNATE_INLINE int64_t pair_at(const PackedWeight& w, int64_t pair, int64_t column) { return tile_pair_at(w, pair, column); }
 #else
 // Position of a pair of k within a panel of bf16, in pairs.
-PINNATE_INLINE int64_t pair_at(int64_t, int64_t pair, int64_t column) { return pair * kPanel + column; }
+PINNATE_INLINE int64_t pair_at(const PackedWeight&, int64_t pair, int64_t column) { return pair * kPanel + column; }
 #endif
 
 void gemm_tile(const GemmArgs& a, int64_t m0, int64_t m1, int64_t panel) {
@@ -271,11 +271,11 @@ void pack_columns(const SourceMatrix* sources, int count, PackedWeight& w, int64
     }
     for (int64_t i = 0; i < packed; ++i) {
       const int64_t row = f32 ? k0 + i : k0 / 2 + i;
-      std::memcpy(out + (f32 ? row * kPanel + j0 : pair_at(w.k, row, j0)), words[i], sizeof words[i]);
+      std::memcpy(out + (f32 ? row * kPanel + j0 : pair_at(w, row, j0)), words[i], sizeof words[i]);
     }
   }
   if (f32) return;
-  for (int64_t pair = (w.k + 1) / 2; pair < padded_pairs(w.k); ++pair) std::memset(out + pair_at(w.k, pair, j0), 0, 4 * kGroup);
+  for (int64_t pair = (w.k + 1) / 2; pair < padded_pairs(w.k); ++pair) std::memset(out + pair_at(w, pair, j0), 0, 4 * kGroup);
 }
 
 void pack_panel(const SourceMatrix* sources, int count, PackedWeight& w, int64_t panel) {
@@ -291,7 +291,7 @@ void unpack_rows(const PackedWeight& w, const int32_t* ids, int64_t count, float
       continue;
     }
     for (int64_t k = 0; k < w.k; ++k) {
-      const uint32_t pair = reinterpret_cast<const uint32_t*>(data)[pair_at(w.k, k / 2, column)];
+      const uint32_t pair = reinterpret_cast<const uint32_t*>(data)[pair_at(w, k / 2, column)];
       const uint32_t u = k % 2 == 0 ? pair << 16 : pair & 0xffff0000;
       float f;
       std::memcpy(&f, &u, 4);
@@ -304,7 +304,8 @@ void unpack_rows(const PackedWeight& w, const int32_t* ids, int64_t count, float
 
 void register_gemm(KernelTable& t) {
 #if defined(__AMX_BF16__)
-  t.gemm_rows = kTileGroup, t.gemm_row_block = kTileChunk, t.cuts_panels = true;
+  register_tiles(t);
+  t.cuts_panels = true;
 #endif
   t.pack_layout = pack_layout;
   t.pack_panel = pack_panel;

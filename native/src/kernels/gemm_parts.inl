@@ -7,11 +7,12 @@ PINNATE_INLINE int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // ---- epilogues: one row of 64 sums -> out ---------------------------------------------------------------------------
 
-// Writes `width` results of one row (swiglu: kHalf, of twice as many sums); all columns are there to be read and written.
+// Writes `width` results of one row (swiglu: of as many sums of gate and then as many of up); all columns are there to be read
+// and written.
 PINNATE_INLINE void finish_row(Epilogue e, Act act, int64_t width, const float* c, const float* bias, void* out) {
   if (e == Epilogue::kSwiGLUAct) {
     for (int64_t j = 0; j < width; j += kLanes) {
-      const vf v = vsilu(vload(c + j)) * vload(c + kHalf + j);
+      const vf v = vsilu(vload(c + j)) * vload(c + width + j);
       if (act == Act::kF32) vstore(static_cast<float*>(out) + j, v);
       else vstore_bf16(static_cast<bf16*>(out) + j, v);
     }
@@ -27,8 +28,8 @@ PINNATE_INLINE void finish_row(Epilogue e, Act act, int64_t width, const float* 
   }
 }
 
-// Results [column, column + width) of the product, as many as there are, of sums at c.
-template <int64_t kWidth>
+// Results [column, column + kWidth) of the product, as many as there are, of sums at c, kStride for each row.
+template <int64_t kWidth, int64_t kStride = kPanel>
 void finish_columns(const GemmArgs& a, int64_t row, int64_t rows, int64_t column, const float* c) {
   const int64_t n = a.epilogue == Epilogue::kSwiGLUAct ? a.w->n / 2 : a.w->n, columns = min64(kWidth, n - column);
   if (columns <= 0) return;
@@ -40,7 +41,7 @@ void finish_columns(const GemmArgs& a, int64_t row, int64_t rows, int64_t column
     for (int64_t j = 0; j < kWidth; ++j) padded_bias[j] = j < columns ? bias[j] : 0.0f;
     bias = padded_bias;
   }
-  for (int64_t r = 0; r < rows; ++r, c += kPanel) {
+  for (int64_t r = 0; r < rows; ++r, c += kStride) {
     unsigned char* out = static_cast<unsigned char*>(a.out) + static_cast<size_t>((row + r) * a.ldo + column) * size;
     if (columns == kWidth) {
       finish_row(a.epilogue, a.w->act, kWidth, c, bias, out);

@@ -353,6 +353,7 @@ void quant_unpack_rows(const PackedWeight& w, const int32_t* ids, int64_t count,
 
 void register_quant(KernelTable& t) {
 #if defined(__AMX_BF16__)
+  register_tiles(t);
   t.quantizes_bf16 = false;
 #endif
   t.quant_layout = quant_layout;

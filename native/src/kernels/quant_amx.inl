@@ -71,14 +71,14 @@ void decode(const unsigned char* w, int64_t blocks, const unsigned char* end, co
   before_tile_loads();
 }
 
-// Rows [m0, m1) times blocks [b0, b1) of k of half a panel, in tiles at `b`; sums of row m0 at s.c.
+// Rows [m0, m1) times blocks [b0, b1) of k of half a panel, in tiles at `b`; `s`: of row m0, nothing there yet if b0 is 0.
 void add_tiles(const GemmArgs& a, int64_t m0, int64_t m1, int64_t b0, int64_t b1, const unsigned char* b, Tiles& tiles,
                TileSums s) {
   alignas(64) bf16 tail[kTileGroup * kTileK];
-  for (int64_t row = m0; row < m1; row += kTileGroup, s.c += kTileGroup * s.ldc) {
+  for (int64_t row = m0; row < m1; row += kTileGroup, s.at += kTileGroup * s.stride) {
     const int64_t rows = min64(kTileGroup, m1 - row);
     tiles.configure_rows(rows);
-    tile_rows(rows_as_tiles(a, row, rows, b0, b1, tail), rows, b, nullptr, s);
+    tile_rows<0, false>(rows_as_tiles(a, row, rows, b0, b1, tail), rows, b, {}, b0 > 0 ? s : TileSums{}, s);
   }
 }
 
@@ -98,7 +98,7 @@ void tile_quant(const GemmArgs& a, int64_t m0, int64_t m1, int64_t panel) {
         const int64_t b0 = blocks * i / slices, b1 = blocks * (i + 1) / slices;
         const unsigned char* from = data + half * (w.panel_bytes / 2) + b0 * unit_bytes(w.format);
         to_tiles(from, b1 - b0, data + w.panel_bytes, next, buffer);
-        add_tiles(a, chunk, end, b0, b1, buffer, tiles, {sums + half * kHalf, kPanel, i > 0});
+        add_tiles(a, chunk, end, b0, b1, buffer, tiles, {sums + half * kHalf, kPanel});
       }
     finish(a, chunk, end - chunk, panel, sums);
   }

@@ -39,7 +39,7 @@ def rope_table(pairs: int, base: float = 10000.0) -> RopeTable:
 
 
 def llama_graph(
-    *, layers=2, width=48, heads=6, kv_heads=2, head_dim=10, vocab=101, bias=False, qk_norm=False, tied=True
+    *, layers=2, width=48, inner=70, heads=6, kv_heads=2, head_dim=10, vocab=101, bias=False, qk_norm=False, tied=True
 ) -> Graph:
     make = Tensors(layers * 1000 + width)
     b = GraphBuilder()
@@ -60,8 +60,8 @@ def llama_graph(
         q, k = b.rope(q, head_dim, table), b.rope(k, head_dim, table)
         x = b.add(x, b.linear(b.attention(q, k, v, head_dim=head_dim), make(width, heads * head_dim)))
         h = b.rms_norm(x, vector(width), 1e-5)
-        gate, up = b.linear(h, make(70, width)), b.linear(h, make(70, width))
-        x = b.add(x, b.linear(b.swiglu(gate, up), make(width, 70)))
+        gate, up = b.linear(h, make(inner, width)), b.linear(h, make(inner, width))
+        x = b.add(x, b.linear(b.swiglu(gate, up), make(width, inner)))
     h = b.rms_norm(b.gather_rows(x), vector(width), 1e-5)
     return b.finish(b.linear(h, embedding if tied else make(vocab, width)))
 

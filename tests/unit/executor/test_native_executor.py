@@ -12,8 +12,9 @@ import pytest
 from pinnate.core.batch import ScheduledSequence
 from pinnate.core.errors import ConfigError, ModelError
 from pinnate.core.sampling import SamplingParams
+from pinnate.executor.base import ExecutorSpec
 from pinnate.executor.forward_batch import build_forward_batch
-from pinnate.executor.native import NativeExecutor
+from pinnate.executor.native import NativeExecutor, plan
 from pinnate.executor.native.executor import LOGITS_BLOCK
 from pinnate.executor.reference import ReferenceExecutor
 from pinnate.graph import Graph
@@ -51,6 +52,45 @@ def test_same_bytes_alone_in_a_batch_in_chunks_and_on_two_threads(precision, isa
     both = batched.logits(step(*others[:3], sequence(0, TOKENS[60:], pages, start=60), *others[3:]))
     np.testing.assert_array_equal(both[3], alone[0])
     np.testing.assert_array_equal(both[0], build(**options).logits(step(others[0]))[0])
+
+
+def scores_of_two_prompts(piece: int, **options) -> list[list[float]]:
+    """Of every prompt token but the first of a piece, for prompts of 400 and 200 tokens. The rows of the inner layer are
+    longer than a slice of their product."""
+    graph = llama_graph(inner=1500, bias=True, qk_norm=True)
+    spec = ExecutorSpec(num_pages=50, page_size=16, max_num_batched_tokens=600, max_num_seqs=8, max_model_len=420)
+    executor = NativeExecutor(graph, spec, **options)
+    tokens = np.random.default_rng(2).integers(0, 101, 600).tolist()
+    prompts = [(tokens[:400], tuple(range(1, 26))), (tokens[400:], tuple(range(26, 39)))]
+    found: list[list[float]] = [[], []]
+    for start in range(0, 400, piece):
+        parts = [
+            sequence(i, part, pages, start=start, n=0, score=array("i", [7] * (len(part) - 1)))
+            for i, (prompt, pages) in enumerate(prompts)
+            if (part := prompt[start : start + piece])
+        ]
+        for i, entries in executor.execute(step(*parts)).scores.items():
+            found[i] += [entry.logprob for entry in entries]
+    return found
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_same_bytes_in_bands_of_rows(precision, isa):
+    """600 rows go through the layers in bands, on one thread and on three; pieces of 50 do not."""
+    options = PRECISIONS[precision] | {"isa": isa}
+    in_pieces, in_bands = (scores_of_two_prompts(piece, threads=1, **options) for piece in (50, 400))
+    for short, whole in zip(in_pieces, in_bands, strict=True):
+        assert short == [score for i, score in enumerate(whole) if (i + 1) % 50]
+        assert len(set(short)) > len(short) // 2
+    assert scores_of_two_prompts(400, threads=3, **options) == in_bands
+
+
+def test_bands_are_safe_where_buffers_share_memory(monkeypatch):
+    """A plan in which a buffer takes the place of one that only the bands before have read."""
+    expected = scores_of_two_prompts(400, threads=2)
+    monkeypatch.setattr(plan, "_stretches", lambda program: [(i, i) for i in range(len(program.instructions))])
+    assert scores_of_two_prompts(400, threads=2) == expected
 
 
 def test_seeded_draws_and_logprobs_do_not_depend_on_the_batch():

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
-from pinnate.executor.native.instructions import Buffer, Gather, LoweredProgram, buffers_of
+from pinnate.executor.native.instructions import Buffer, Gather, LoweredProgram, PagedAttention, buffers_of
 
 ALIGNMENT = 64
 
@@ -54,20 +55,33 @@ class ArenaPlan:
 
 
 def lifetimes_of(program: LoweredProgram, rows: dict[str, int], act_bytes: int) -> dict[Buffer, Lifetime]:
-    """`rows`: how many a "tokens" and a "logits" buffer has. A buffer lives from its first mention to its last; what a
-    Gather reads lives to the end, because the part after it runs once for each block of logits rows."""
+    """`rows`: how many a "tokens" and a "logits" buffer has. A buffer lives from its first mention to its last, and through
+    the whole stretches between two attentions that these lie in: one band of rows may be at the end of a stretch while
+    another begins it. What a Gather reads lives to the end, because the part after it runs once for each block of logits
+    rows."""
     spans: dict[Buffer, tuple[int, int]] = {}
     end = len(program.instructions)
-    for i, instruction in enumerate(program.instructions):
+    stretches = _stretches(program)
+    for instruction, (begin, stop) in zip(program.instructions, stretches, strict=True):
         for buffer in buffers_of(instruction):
-            first, last = spans.get(buffer, (i, i))
+            first, last = spans.get(buffer, (begin, stop))
             kept = isinstance(instruction, Gather) and buffer == instruction.x
-            spans[buffer] = (first, end if kept else max(last, i))
+            spans[buffer] = (first, end if kept else max(last, stop))
     spans[program.logits] = (spans[program.logits][0], end)
     return {
         b: Lifetime(rows[b.rows] * b.cols * (4 if b.f32 else act_bytes), first, last)
         for b, (first, last) in spans.items()
     }
+
+
+def _stretches(program: LoweredProgram) -> list[tuple[int, int]]:
+    """For each instruction, the first and the last of its stretch; an attention or a Gather is one of its own."""
+    numbered = enumerate(program.instructions)
+    found: list[tuple[int, int]] = []
+    for alone, group in groupby(numbered, lambda pair: isinstance(pair[1], PagedAttention | Gather)):
+        places = [place for place, _ in group]
+        found += [(i, i) for i in places] if alone else [(places[0], places[-1])] * len(places)
+    return found
 
 
 def plan_arena(program: LoweredProgram, rows: dict[str, int], act_bytes: int) -> ArenaPlan:
