@@ -13,9 +13,8 @@
 namespace pinnate {
 namespace {
 
-// Bytes of KV memory that are committed first, that are kept ready beyond what is used, and that are committed at once (a
-// huge page).
-constexpr int64_t kCommitFirst = int64_t{512} << 20, kCommitReserve = int64_t{128} << 20, kCommitPart = int64_t{2} << 20;
+// Bytes of KV memory that are committed first, and that are committed at once (a huge page).
+constexpr int64_t kCommitFirst = int64_t{512} << 20, kCommitPart = int64_t{2} << 20;
 
 void require(bool ok, const char* what) {
   if (!ok) throw std::invalid_argument(std::string("program: ") + what);
@@ -83,11 +82,11 @@ void Program::check_places() {
 
 Program::~Program() { pool_.when_idle({}); }
 
-// Pages of each pool that shall be ready, page 0 included: doubled whenever use comes near it. Memory thus grows in a few
-// steps, and between them not at all.
+// Pages of each pool that shall be ready, page 0 included: doubled whenever more than half of them are used, since under load
+// idle time is rare. Memory thus grows in a few steps, and between them not at all.
 int64_t Program::wanted_pages() const {
   const int64_t end = spec_.num_pages + 1, bytes = std::max<int64_t>(page_bytes(), 1);
-  const int64_t ready = used_pages_.load(std::memory_order_relaxed) + 1 + kCommitReserve / bytes;
+  const int64_t ready = 2 * (used_pages_.load(std::memory_order_relaxed) + 1);
   int64_t wanted = std::max<int64_t>(kCommitFirst / bytes, 1);
   while (wanted < ready && wanted < end) wanted *= 2;
   return std::min(wanted, end);
