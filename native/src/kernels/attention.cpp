@@ -21,7 +21,7 @@ namespace {
 #if defined(__AMX_BF16__)
 #include "attention_amx.inl"
 constexpr bool kAMX = true;
-constexpr int kScored = 2 * kGroup;  // query rows whose scores are held at most
+constexpr int kScored = kGroup;  // query rows whose scores are held at most
 #else
 constexpr bool kAMX = false;
 constexpr int kScored = 8;
@@ -415,7 +415,6 @@ struct ItemRun {
 #if defined(__AMX_BF16__)
   struct Group {  // of query rows that are computed together
     int64_t row, rows, tokens;  // leading tokens of the block that some row sees
-    float* scores;
   };
 
   template <bool Both>
@@ -426,20 +425,20 @@ struct ItemRun {
     for (int t = 0; t < kBlockTiles && next; ++t)
       for (int64_t i = 0; i < g.steps; ++i) fetch_ahead(next->keys[t] + i * g.key_stride);
     for (int t = 0; t + 2 <= tiles; t += 2)
-      score_with_tiles<Both, 2>(q, q_words * 4, block.keys + t, keys_apart, steps, group.scores + t * kTile);
+      score_with_tiles<Both, 2>(q, q_words * 4, block.keys + t, keys_apart, steps, m.scores + t * kTile);
     if (tiles % 2)
-      score_with_tiles<Both, 1>(q, q_words * 4, block.keys + tiles - 1, keys_apart, steps, group.scores + (tiles - 1) * kTile);
+      score_with_tiles<Both, 1>(q, q_words * 4, block.keys + tiles - 1, keys_apart, steps, m.scores + (tiles - 1) * kTile);
   }
 
   void weigh_group(int64_t start, const Group& group, const State& states) const {
     const int tiles = static_cast<int>((group.tokens + kTile - 1) / kTile);
-    cap_scores(group.scores, group.rows, tiles);
+    cap_scores(m.scores, group.rows, tiles);
     for (int64_t i = 0; i < group.rows; i += kTileRows) {
       const int64_t rows = group.rows - i < kTileRows ? group.rows - i : kTileRows, first = group.row + i;
       Span spans[kTileRows];
       for (int64_t j = 0; j < rows; ++j) spans[j] = {first_key(first + j) - start, position(first + j) + 1 - start};
       const State half = {states.out + i * stride, states.sums + i * stride, states.reference + i * stride};
-      update_softmax<A, kTileRows, true>(rows, tiles, a.scale, spans, group.scores + i * kBlock, m.weights + i * kBlock / 2, half,
+      update_softmax<A, kTileRows, true>(rows, tiles, a.scale, spans, m.scores + i * kBlock, m.weights + i * kBlock / 2, half,
                                          stride, g.columns);
     }
   }
@@ -455,8 +454,8 @@ struct ItemRun {
     if (g.columns % (2 * kTileRows) == 0) add_with_tiles<Both, 1>(m.weights, values, step, chunks, out, stride * 4);
   }
 
-  // Scores of one group are computed between the weights of the one before it and their use: a tile is loaded from fresh
-  // stores only once they have left for the cache.
+  // Scores of one group are computed between the weights of the one before it, when those scores are done with, and their use: a
+  // tile is loaded from fresh stores only once they have left for the cache.
   void run_block_tiled(const Run& run, const BlockTiles& lanes, const BlockTiles* next, float* states) const {
     const int64_t seen = end_key(members[run.member]) - run.start;
     pack_values(lanes, next, value_stride, g.columns, seen < kBlock ? seen : kBlock, m.operands);
@@ -467,7 +466,7 @@ struct ItemRun {
       group.rows > kTileRows ? score_group<true>(block, group, next) : score_group<false>(block, group, next);
       next = nullptr;
     };
-    Group last = {0, 0, 0, m.scores + kGroup * kBlock};
+    Group last = {0, 0, 0};
     const auto finish_last = [&](const Group* following) {
       if (last.rows) weigh_group(run.start, last, state(states, last.row));
       if (following) score(*following);
@@ -476,7 +475,7 @@ struct ItemRun {
       last.rows > kTileRows ? add_group<true>(last, state(states, last.row)) : add_group<false>(last, state(states, last.row));
     };
     for_groups<kGroup>(run, [&](int64_t r, int64_t rows, int64_t tokens) {
-      const Group group = {r, rows, tokens, last.scores == m.scores ? m.scores + kGroup * kBlock : m.scores};
+      const Group group = {r, rows, tokens};
       finish_last(&group);
       last = group;
     });
