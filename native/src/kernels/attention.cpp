@@ -422,8 +422,8 @@ struct ItemRun {
     const int tiles = static_cast<int>((group.tokens + kTile - 1) / kTile);
     const int64_t steps = q_words / kTileRows, keys_apart = g.steps % kTileRows ? 64 : key_stride;
     const float* q = m.q + group.row * q_words;
-    for (int t = 0; t < kBlockTiles && next; ++t)
-      for (int64_t i = 0; i < g.steps; ++i) fetch_ahead(next->keys[t] + i * g.key_stride);
+    for (int64_t i = 0; i < g.steps / 8 && next; ++i)  // the hardware goes on with what follows
+      for (int t = 0; t < kBlockTiles; ++t) fetch_ahead(next->keys[t] + i * g.key_stride);
     for (int t = 0; t + 2 <= tiles; t += 2)
       score_with_tiles<Both, 2>(q, q_words * 4, block.keys + t, keys_apart, steps, m.scores + t * kTile);
     if (tiles % 2)

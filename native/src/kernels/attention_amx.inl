@@ -38,23 +38,24 @@ void add_with_tiles(const float* p, const unsigned char* values, int64_t step, i
 // The values of the first `tokens` tokens of a block as right operands: [chunk][16 columns][kChunk / 2 pairs of tokens][16]. A
 // last column of ones (and 15 of zeros) makes the sum of the weights part of the product: it follows the others in State. What
 // lies in the slots past them becomes zero: it may be no number. Fetches the values of `next` meanwhile unless null.
+//
+// Tiles are read and fetched line by line in turn: eight pages at once come faster than one after the other.
 inline void pack_values(const BlockTiles& block, const BlockTiles* next, int64_t value_stride, int64_t columns, int64_t tokens,
                         unsigned char* out) {
   constexpr int64_t kPairs = kTile / 2;
-  const int64_t tiles = (tokens + kChunk - 1) / kChunk * (kChunk / kTile);
-  for (int64_t t = 0; t < tiles; ++t) {
-    unsigned char* to = out + t / 2 * (columns * 64 + kTileBytes) + t % 2 * (kPairs * 64);
-    for (int64_t s = 0; s < kPairs; ++s) {
+  const int64_t tiles = (tokens + kChunk - 1) / kChunk * (kChunk / kTile), lines = value_stride / 64;
+  for (int64_t s = 0; s < kPairs; ++s)
+    for (int64_t t = 0; t < tiles; ++t) {
+      unsigned char* to = out + t / 2 * (columns * 64 + kTileBytes) + t % 2 * (kPairs * 64) + s * 64;
       const int64_t rest = tokens - t * kTile - 2 * s;  // from this pair on
       const __mmask32 kept = rest >= 2 ? ~__mmask32{0} : rest == 1 ? __mmask32{0x55555555} : __mmask32{0};
       const unsigned char* line = block.values[rest > 0 ? t : 0] + s * value_stride;
       for (int64_t n = 0; n < columns / kTileRows; ++n)
-        _mm512_store_si512(to + n * kTileBytes + s * 64, _mm512_maskz_loadu_epi16(kept, line + n * 64));
-      _mm512_store_si512(to + columns / kTileRows * kTileBytes + s * 64, _mm512_maskz_set1_epi32(1, 0x3f803f80));
-      if (next)
-        for (int64_t n = 0; n < value_stride; n += 64) fetch_ahead(next->values[t] + s * value_stride + n);
+        _mm512_store_si512(to + n * kTileBytes, _mm512_maskz_loadu_epi16(kept, line + n * 64));
+      _mm512_store_si512(to + columns / kTileRows * kTileBytes, _mm512_maskz_set1_epi32(1, 0x3f803f80));
+      for (int64_t n = t * lines; next && n < (t + 1) * lines; ++n)
+        fetch_ahead(next->values[n % kBlockTiles] + s * value_stride + n / kBlockTiles * 64);
     }
-  }
 }
 
 // Tiles of keys whose steps do not fill a tile register, with zeros up to whole ones: [16 tokens][steps, padded][16].
