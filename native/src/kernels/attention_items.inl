@@ -176,8 +176,7 @@ void for_blocks(const AttentionArgs& a, const Order& order, const Cut& cut, F&& 
     const int64_t seq = order.seqs[k], rows = query_rows(a, seq);
     if (rows == 0) continue;
     const int32_t common = item.members ? order.common[k] : 0;
-    const bool stranger = item.members < cut.strangers && a.contexts[seq] > 2 * kBlock;
-    const int64_t most = common ? cut.sharing_rows : stranger ? kItemRows : 0;
+    const int64_t most = common ? cut.sharing_rows : item.members < cut.strangers ? kItemRows : 0;
     if (rows <= cut.rows && item.rows + rows <= most) {
       add(seq, 0, rows, common);
       continue;
@@ -203,8 +202,7 @@ int64_t count_blocks(const AttentionArgs& a, int64_t rows) {
 // Work is cut finer where there is little of it. By rows first as long as a block keeps enough of them to be worth its keys'
 // way from memory; then by spans; a single span by rows again, where no long context is read, no int8 widened and nothing packed
 // twice for it.
-// Where there is much, a block takes several sequences: one's first keys are fetched while another's are computed with. (Not
-// with short contexts: there the next head of the same pages, which lies beside the last one in memory, is the better next.)
+// Where there is much, a block takes several sequences: one's first keys are fetched while another's are computed with.
 Cut choose_cut(const AttentionArgs& a, const Order& order) {
   const int64_t group = group_size(a);
   Cut cut{kItemRows, 1, 0, 0};
