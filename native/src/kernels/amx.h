@@ -19,7 +19,7 @@ constexpr int64_t kTileBytes = 1024;
 constexpr int64_t kTileGroup = 2 * kTileRows;  // rows multiplied together at most
 
 // The tiles of a product: 0 to 3 are sums, [half of the rows][right operand]; 4 and 5 left operands (the halves of the rows);
-// 6 and 7 right operands.
+// 6 and 7 right operands. Where there is no second half of the rows, 2 and 3 can be sums of two more right operands.
 class Tiles {
  public:
   Tiles() = default;
@@ -38,6 +38,7 @@ class Tiles {
     const int64_t first = count < kTileRows ? count : kTileRows, second = count - first;
     config.shape(0, first), config.shape(1, first), config.shape(4, first);
     if (second > 0) config.shape(2, second), config.shape(3, second), config.shape(5, second);
+    else config.shape(2, first), config.shape(3, first);
     config.shape(6, kTileRows), config.shape(7, kTileRows);
     __asm__ volatile("ldtilecfg %0" : : "m"(config));  // the intrinsic tells the compiler that 8 bytes are read
   }
@@ -91,6 +92,22 @@ PINNATE_TILES void store_tiles(float* sums, int64_t stride) {
   if constexpr (Both && N == 2) _tile_stored(3, second + 64, stride);
 }
 
+// The sums of two more right operands.
+PINNATE_TILES void zero_more_tiles() {
+  _tile_zero(2);
+  _tile_zero(3);
+}
+
+PINNATE_TILES void load_more_tiles(const float* sums, int64_t stride) {
+  _tile_loadd(2, sums, stride);
+  _tile_loadd(3, sums + kTileRows, stride);
+}
+
+PINNATE_TILES void store_more_tiles(float* sums, int64_t stride) {
+  _tile_stored(2, sums, stride);
+  _tile_stored(3, sums + kTileRows, stride);
+}
+
 // One step of kTileK: N right operands, at `right` and `other`, times the rows of the left operand. Passing: the left operand is
 // not to take the place of the right ones in L1.
 template <bool Both, int N, bool Passing = false>
@@ -111,6 +128,19 @@ PINNATE_TILES void multiply_tiles(const void* left, int64_t left_stride, const u
     _tile_dpbf16ps(2, 5, 6);
     if constexpr (N == 2) _tile_dpbf16ps(3, 5, 7);
   }
+}
+
+// The same for two times two right operands, side by side in memory, and at most kTileRows rows.
+PINNATE_TILES void multiply_four_tiles(const void* left, int64_t left_stride, const unsigned char* right, const unsigned char* more) {
+  _tile_loadd(4, left, left_stride);
+  _tile_loadd(6, right, 64);
+  _tile_dpbf16ps(0, 4, 6);
+  _tile_loadd(7, more, 64);
+  _tile_dpbf16ps(2, 4, 7);
+  _tile_loadd(6, right + kTileBytes, 64);
+  _tile_dpbf16ps(1, 4, 6);
+  _tile_loadd(7, more + kTileBytes, 64);
+  _tile_dpbf16ps(3, 4, 7);
 }
 
 #undef PINNATE_TILES
