@@ -65,7 +65,8 @@ def test_buffers_of_a_stretch_between_two_attentions_are_alive_at_once():
             continue
         stretch |= set(buffers_of(instruction))
         assert all(lives[a].meets(lives[b]) for a in stretch for b in stretch)
-    assert len(lengths) == 4 and min(lengths) >= 4
+    assert len(lengths) == 4
+    assert min(lengths) >= 4
 
 
 def test_what_a_gather_reads_lives_through_the_logits_part():

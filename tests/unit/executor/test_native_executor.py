@@ -55,8 +55,8 @@ def test_same_bytes_alone_in_a_batch_in_chunks_and_on_two_threads(precision, isa
 
 
 def scores_of_two_prompts(piece: int, **options) -> list[list[float]]:
-    """Of every prompt token but the first of a piece, for prompts of 400 and 200 tokens. The rows of the inner layer are
-    longer than a slice of their product."""
+    """Of every prompt token but the first of a piece, for prompts of 400 and 200 tokens. The rows of the inner layer
+    are longer than a slice of their product."""
     graph = llama_graph(inner=1500, bias=True, qk_norm=True)
     spec = ExecutorSpec(num_pages=50, page_size=16, max_num_batched_tokens=600, max_num_seqs=8, max_model_len=420)
     executor = NativeExecutor(graph, spec, **options)

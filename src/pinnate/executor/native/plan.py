@@ -55,10 +55,10 @@ class ArenaPlan:
 
 
 def lifetimes_of(program: LoweredProgram, rows: dict[str, int], act_bytes: int) -> dict[Buffer, Lifetime]:
-    """`rows`: how many a "tokens" and a "logits" buffer has. A buffer lives from its first mention to its last, and through
-    the whole stretches between two attentions that these lie in: one band of rows may be at the end of a stretch while
-    another begins it. What a Gather reads lives to the end, because the part after it runs once for each block of logits
-    rows."""
+    """`rows`: how many a "tokens" and a "logits" buffer has. A buffer lives from its first mention to its last, and
+    through the whole stretches between two attentions that these lie in: one band of rows may be at the end of a
+    stretch while another begins it. What a Gather reads lives to the end, because the part after it runs once for each
+    block of logits rows."""
     spans: dict[Buffer, tuple[int, int]] = {}
     end = len(program.instructions)
     stretches = _stretches(program)
