@@ -216,11 +216,11 @@ void gemm(const KernelTable& kernels, ThreadPool& pool, const GemmArgs& args) {
       kernels.quantize_rows(a, a.m * part / parts, a.m * (part + 1) / parts);
     });
   if (streamed) return gemm_stream(kernels, pool, a, to_bytes && parts == 1);
-  a.ahead = pool.threads();  // panels are handed out in turn
+  a.ahead = 1;
   const int64_t unit = kernels.gemm_rows;
   const bool halves = a.m <= unit && cuts_panels(kernels, *a.w);  // too few rows to be cut
   const Cut c = cut(a.m, panels, pool.threads(), kernels.gemm_row_block, halves);
-  pool.parallel_for(c.items(), [&](int64_t item, int) {
+  pool.parallel_ranges(c.items(), c.items() - c.whole, [&](int64_t item, int) {
     const int64_t whole = item < c.whole ? item : c.whole + (item - c.whole) / c.pieces;
     const int64_t piece = item < c.whole ? 0 : (item - c.whole) % c.pieces, pieces = item < c.whole ? 1 : c.pieces;
     const int64_t block = whole / panels, m0 = row_share(a.m, block, c.blocks, unit);

@@ -83,7 +83,7 @@ void Program::execute(const Block& block, bool logits) {
       for (size_t i = run.begin; i < run.end; ++i) std::visit([&](const auto& op) { execute(op, block); }, code_[i]);
       continue;
     }
-    pool_.parallel_for(bands, [&](int64_t band, int thread) {
+    pool_.parallel_ranges(bands, 0, [&](int64_t band, int thread) {
       const Block own{block.step, block.rows, block.gather, block.scratch + thread * band_scratch_};
       const int64_t r0 = row_share(block.rows, band, bands, kernels_.gemm_rows);
       const int64_t r1 = row_share(block.rows, band + 1, bands, kernels_.gemm_rows);
@@ -111,7 +111,7 @@ void Program::execute(const Op& op, const Block& block) {
   const int64_t wanted = std::min<int64_t>(block.rows * columns(op) / kWorthAThread, pool_.threads() * int64_t{4});
   const int64_t items = std::clamp<int64_t>(wanted, 1, block.rows);
   if (items == 1 || pool_.threads() == 1) return rows(op, block, 0, block.rows);
-  pool_.parallel_for(items, [&](int64_t i, int) { rows(op, block, block.rows * i / items, block.rows * (i + 1) / items); });
+  pool_.parallel_ranges(items, 0, [&](int64_t i, int) { rows(op, block, block.rows * i / items, block.rows * (i + 1) / items); });
 }
 
 void Program::rows(const EmbedOp& op, const Block& block, int64_t r0, int64_t r1) {

@@ -67,6 +67,13 @@ struct ThreadPool::Impl {
   std::atomic<bool> stop{false};
   std::vector<std::thread> workers;
 
+  struct alignas(64) Range {
+    std::atomic<uint64_t> left{0};  // first << 32 | end
+  };
+  std::vector<Range> ranges;  // of parallel_ranges: of each thread, and shared
+
+  explicit Impl(int threads) : ranges(static_cast<size_t>(threads) + 1) {}
+
   std::mutex idle_mutex;  // held while a piece runs
   std::function<bool()> idle_piece;
   std::atomic<bool> idle_news{false};  // another piece is being set, or was and has not been asked yet
@@ -152,8 +159,9 @@ struct ThreadPool::Impl {
   }
 };
 
-ThreadPool::ThreadPool(int threads) : impl_(std::make_unique<Impl>()) {
+ThreadPool::ThreadPool(int threads) {
   if (threads < 1) throw std::invalid_argument("threads: must be at least 1");
+  impl_ = std::make_unique<Impl>(threads);
   impl_->workers.reserve(static_cast<size_t>(threads - 1));
   for (int t = 1; t < threads; ++t) impl_->workers.emplace_back([p = impl_.get(), t] { p->work(t); });
 }
@@ -178,6 +186,34 @@ void ThreadPool::when_idle(std::function<bool()> piece) {
   impl_->idle_news.store(true);  // for a thread that looked before it was set
   std::lock_guard lock(impl_->mutex);
   impl_->work_ready.notify_all();
+}
+
+void ThreadPool::begin_ranges(int64_t items, int64_t shared) {
+  if (items >= kMaxItems) throw std::invalid_argument("parallel_ranges: too many items");
+  const int64_t owned = items - shared;
+  const auto set = [&](int64_t range, int64_t first, int64_t end) {
+    impl_->ranges[static_cast<size_t>(range)].left.store(static_cast<uint64_t>(first) << 32 | static_cast<uint64_t>(end));
+  };
+  for (int64_t t = 0; t < threads(); ++t) set(t, owned * t / threads(), owned * (t + 1) / threads());
+  set(threads(), owned, items);
+}
+
+// There is an item for each call: whoever finds all ranges empty has looked while others took, and looks again.
+int64_t ThreadPool::take(int thread) {
+  const int ranges = threads() + 1;
+  const auto take_from = [&](int range, bool first) {
+    auto& left = impl_->ranges[static_cast<size_t>(range)].left;
+    uint64_t old = left.load();
+    while (old >> 32 != (old & 0xffffffff)) {
+      if (!left.compare_exchange_weak(old, first ? old + (uint64_t{1} << 32) : old - 1)) continue;
+      return static_cast<int64_t>(first ? old >> 32 : (old & 0xffffffff) - 1);
+    }
+    return int64_t{-1};
+  };
+  int64_t item = take_from(thread, true);
+  if (item < 0) item = take_from(threads(), true);
+  for (int i = 1; item < 0; ++i) item = take_from((thread + i) % ranges, false);
+  return item;
 }
 
 void ThreadPool::run(int64_t items, Fn fn, void* ctx) {

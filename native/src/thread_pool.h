@@ -25,6 +25,15 @@ class ThreadPool {
     run(items, [](void* c, int64_t i, int t) { (*static_cast<std::remove_reference_t<F>*>(c))(i, t); }, &f);
   }
 
+  // The same, but every thread has an equal range of the first items - `shared` and takes these in order; then what is left of
+  // the others in turn; then what other threads have left, from their ends. So what a thread wrote in one call is mostly read and
+  // written by it in the next: the lines are in its caches. Throws std::invalid_argument for 2^31 items or more.
+  template <class F>
+  void parallel_ranges(int64_t items, int64_t shared, F&& f) {
+    begin_ranges(items, shared);
+    parallel_for(items, [&](int64_t, int thread) { f(take(thread), thread); });
+  }
+
   // What one of the started threads does in pieces of a few milliseconds while no run has come for kIdle; it returns
   // whether more is left, and is asked again after the next run. A run that comes in the middle of a piece goes on without
   // that thread until the piece is over. Setting another (or an empty one) waits for the piece under way. A pool of one
@@ -32,6 +41,9 @@ class ThreadPool {
   void when_idle(std::function<bool()> piece);
 
  private:
+  void begin_ranges(int64_t items, int64_t shared);
+  int64_t take(int thread);
+
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

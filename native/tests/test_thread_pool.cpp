@@ -1,6 +1,7 @@
 // The pool runs every item once, whatever the number of threads, parked or spinning, and never under another run's job.
 #include "../src/thread_pool.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <functional>
@@ -31,6 +32,38 @@ void check_run(ThreadPool& pool, int64_t items) {
   for (auto& s : seen) once = once && s.load() == 1;
   CHECK(once);
   CHECK(threads_ok.load());
+}
+
+// The same in ranges; a thread that nobody disturbs takes its own in order.
+void check_ranges(ThreadPool& pool, int64_t items, int64_t shared, bool uneven) {
+  std::vector<std::atomic<int>> seen(static_cast<size_t>(items));
+  std::vector<std::vector<int64_t>> taken(static_cast<size_t>(pool.threads()));
+  pool.parallel_ranges(items, shared, [&](int64_t i, int t) {
+    seen[static_cast<size_t>(i)].fetch_add(1, std::memory_order_relaxed);
+    taken[static_cast<size_t>(t)].push_back(i);
+    if (uneven && t == 0) std::this_thread::sleep_for(std::chrono::microseconds(20));
+  });
+  bool once = true, ordered = true;
+  for (auto& s : seen) once = once && s.load() == 1;
+  CHECK(once);
+  for (int t = 0; t < pool.threads(); ++t) {
+    int64_t next = (items - shared) * t / pool.threads();
+    for (const int64_t i : taken[static_cast<size_t>(t)]) {
+      if (next < (items - shared) * (t + 1) / pool.threads() && i == next) ++next;
+      else ordered = ordered && (i >= items - shared || i < (items - shared) * t / pool.threads() || i >= next);
+    }
+  }
+  CHECK(ordered);
+  if (pool.threads() == 1) CHECK(std::is_sorted(taken[0].begin(), taken[0].end()));
+}
+
+void test_ranges() {
+  for (int threads = 1; threads <= 5; ++threads) {
+    ThreadPool pool(threads);
+    for (const int64_t items : {0, 1, 2, 3, 7, 64, 1000})
+      for (const int64_t shared : {int64_t{0}, items / 3, items})
+        for (const bool uneven : {false, true}) check_ranges(pool, items, shared, uneven);
+  }
 }
 
 void test_counts() {
@@ -157,6 +190,7 @@ void test_flushes_denormals() {
 
 int main() {
   test_counts();
+  test_ranges();
   test_stress();
   test_visibility();
   test_parking();

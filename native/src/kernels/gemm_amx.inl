@@ -4,9 +4,9 @@
 // gate's and the second up's. A sum starts from zero or, where the product is added to a row of floats (kAddF32 without a bias,
 // in a whole half), from what lies there.
 //
-// A panel streams by a few rows, or by one group of them. Of more rows, one group after the other meets half a panel; arranged rows meet a slice of
-// it that fits L1. The rows are loaded past L1, where they would push the weights out, and what comes next is fetched meanwhile.
-// Where k is long and the rows are not arranged, a group takes the whole panel before the next.
+// A panel streams by a few rows, or by one group of them. Of more rows, one group after the other meets half a panel; arranged
+// rows meet a slice of it that fits L1. The rows are loaded past L1, where they would push the weights out, and what comes next
+// is fetched meanwhile. Where k is long and the rows are not arranged, a group takes the whole panel before the next.
 #include "tile_pass.inl"
 
 constexpr int64_t kWholeSteps = 20;  // of half a panel that fit L1
