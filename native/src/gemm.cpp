@@ -234,7 +234,7 @@ void gemm(const KernelTable& kernels, ThreadPool& pool, const GemmArgs& args) {
   });
 }
 
-void gemm_rows(const KernelTable& kernels, GemmArgs a) {
+void gemm_alone(const KernelTable& kernels, GemmArgs a) {
   if (quantizes(kernels, *a.w)) kernels.quantize_rows(a, 0, a.m);
   if (arranges(kernels, *a.w, a.m)) {
     kernels.arrange_rows(a, 0, a.m);

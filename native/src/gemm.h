@@ -46,7 +46,7 @@ int64_t gemm_scratch(const KernelTable& kernels, const PackedWeight& w, int64_t 
 void gemm(const KernelTable& kernels, ThreadPool& pool, const GemmArgs& a);
 
 // The same on the thread that calls.
-void gemm_rows(const KernelTable& kernels, GemmArgs a);
+void gemm_alone(const KernelTable& kernels, GemmArgs a);
 
 // Where part i of n of m rows begins: between groups of `unit` rows.
 int64_t row_share(int64_t m, int64_t i, int64_t n, int64_t unit);

@@ -54,6 +54,7 @@ enum class Epilogue : int {
   kStoreAct,   // out (act)   = x W^T + bias
   kSwiGLUAct,  // out (act) [m, n/2] = silu(gate) * up; packed with swiglu; no bias
 };
+constexpr bool stores_floats(Epilogue e) { return e == Epilogue::kStoreF32 || e == Epilogue::kAddF32; }
 struct GemmArgs {
   const void* x;    // act [m, ldx]; columns k..(k rounded up to even) are never read
   int64_t ldx;      // elements
@@ -151,7 +152,6 @@ struct KernelTable {
 
   // gemm.cpp. Rows that a product computes together, and rows of x that stay in a core's L2 next to a panel.
   int64_t gemm_rows = 1, gemm_row_block = 192;
-  int64_t band_bytes = 768 << 10;  // of the widest rows of a band of rows (Program) at most: they stay in a core's L2
   // Sizes `w` (n, k, act, swiglu set by the caller) -> fills panels, panel_bytes.
   void (*pack_layout)(PackedWeight& w);
   // Packs panel p: `sources` are stacked along n (qkv: 3 of them; swiglu: exactly {gate, up}).

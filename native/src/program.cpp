@@ -209,6 +209,20 @@ void Program::find_runs() {
   }
 }
 
+// How many rows a band has, and memory for what products prepare of their rows: of all rows together or of a band in each thread.
+void Program::plan_bands() {
+  int64_t widest = 1, whole = 0;
+  for (const PackedWeight& w : weights_) widest = std::max(widest, w.k);
+  const int64_t bytes = widest * static_cast<int64_t>(act_bytes(spec_.act)), unit = kernels_.gemm_rows;
+  band_rows_ = kBandBytes / bytes / unit * unit;
+  if (band_rows_ < kLeastBand) band_rows_ = 0;
+  for (const PackedWeight& w : weights_) {
+    whole = std::max(whole, gemm_scratch(kernels_, w, std::max(spec_.max_tokens, spec_.block_rows)));
+    band_scratch_ = std::max(band_scratch_, (gemm_scratch(kernels_, w, band_rows_ + unit) + 63) / 64 * 64);
+  }
+  gemm_scratch_ = LazyMemory(static_cast<size_t>(std::max(whole, pool_.threads() * band_scratch_)), true);
+}
+
 // Notes that a buffer of `cols` columns lies at `offset`; it has as many rows as the part of the program it is used in.
 void Program::use(int64_t offset, int64_t cols, bool f32) {
   require(offset >= 0 && offset % 64 == 0 && cols >= 1, "a buffer is misplaced");
@@ -251,10 +265,7 @@ void Program::check(const Instruction& instruction) {
             require(w.swiglu == swiglu && !(swiglu && op.bias >= 0), "gemm epilogue does not fit its weight");
             if (op.bias >= 0) vector_of(op.bias, w.n);
             use(op.x, w.k, false);
-            widest_ = std::max(widest_, w.k);
-            const int64_t rows = in_logits_ ? spec_.block_rows : spec_.max_tokens;
-            gemm_scratch_bytes_ = std::max(gemm_scratch_bytes_, gemm_scratch(kernels_, w, rows));
-            use(op.out, swiglu ? w.n / 2 : w.n, op.epilogue == Epilogue::kStoreF32 || op.epilogue == Epilogue::kAddF32);
+            use(op.out, swiglu ? w.n / 2 : w.n, stores_floats(op.epilogue));
           },
           [&](const NormOp& op) {
             require(op.group >= 1 && op.cols % op.group == 0, "norm groups do not divide the columns");
@@ -302,15 +313,13 @@ void Program::check(const Instruction& instruction) {
 
 void Program::finish(int64_t arena_bytes, int64_t logits, int64_t vocab, int64_t max_position) {
   require(in_logits_ && !finished_, "it has no gather, or is finished");
-  find_runs();
   for (const RopeTable& table : tables_) require(table.positions >= max_position, "a rope table is too short");
   use(logits, vocab, true);
   require(extent_ <= arena_bytes, "the arena is smaller than its buffers");
   require(vocab <= std::numeric_limits<int32_t>::max(), "the vocabulary is too large");
   arena_ = LazyMemory(static_cast<size_t>(arena_bytes), true);
-  for (const PackedWeight& w : weights_)
-    band_scratch_ = std::max(band_scratch_, (gemm_scratch(kernels_, w, band_rows() + kernels_.gemm_rows) + 63) / 64 * 64);
-  gemm_scratch_ = LazyMemory(static_cast<size_t>(std::max(gemm_scratch_bytes_, pool_.threads() * band_scratch_)), true);
+  find_runs();
+  plan_bands();
   logits_ = logits;
   limits_.vocab_out = vocab;
   limits_.max_position = max_position;

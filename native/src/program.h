@@ -56,6 +56,11 @@ class LazyMemory {
   size_t bytes_ = 0;
 };
 
+// A thread takes a band of rows through several instructions where each thread has at least this many ...
+constexpr int64_t kLeastBand = 128;
+// ... and as many at a time as stay in a core's L2: bytes of the widest rows.
+constexpr int64_t kBandBytes = 768 << 10;
+
 struct ProgramSpec {
   Act act;
   int page_size, num_pages;                        // usable pages; page 0 is extra
@@ -124,6 +129,7 @@ class Program {
 
   void check_places();
   void find_runs();
+  void plan_bands();
   void check(const Instruction& instruction);
   void use(int64_t offset, int64_t cols, bool f32);
   const float* vector(int id) const { return id < 0 ? nullptr : vectors_[static_cast<size_t>(id)].data(); }
@@ -139,7 +145,6 @@ class Program {
   bool commit_ahead();
   void copy_pages(const Step& step);
   void execute(const Block& block, bool logits);
-  int64_t band_rows() const;
   int64_t bands_of(int64_t rows) const;
   template <class Op>
   void execute(const Op& op, const Block& block);
@@ -187,8 +192,8 @@ class Program {
   std::vector<Run> runs_;                     // all instructions, in order
   StepLimits limits_{};
   LazyMemory arena_, gemm_scratch_;
-  int64_t gemm_scratch_bytes_ = 0, band_scratch_ = 0;  // of the largest product: of all rows, of a band
-  int64_t widest_ = 1;  // row that enters a product
+  int64_t band_rows_ = 0;     // at most; 0 where rows are too long for a band that is worth reading all weights for
+  int64_t band_scratch_ = 0;  // bytes of gemm_scratch_ for each thread
   int64_t logits_ = 0;
   std::atomic<int64_t> used_pages_{0};  // the highest page that a step has written
   int64_t committed_pages_ = 0;  // of the idle thread: all pools are committed up to here ...

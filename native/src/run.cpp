@@ -13,7 +13,6 @@
 namespace pinnate {
 namespace {
 
-constexpr int64_t kLeastBand = 128;      // rows
 constexpr int64_t kWorthAThread = 8192;  // floats; less is done before another thread has woken
 
 // Denormals are zero while a step runs, as in the pool's threads.
@@ -93,16 +92,11 @@ void Program::execute(const Block& block, bool logits) {
   }
 }
 
-// Of a band at most; 0 where the rows are too long for one that is worth reading all weights for.
-int64_t Program::band_rows() const {
-  const int64_t rows = kernels_.band_bytes / (widest_ * static_cast<int64_t>(act_bytes(spec_.act))) / kernels_.gemm_rows * kernels_.gemm_rows;
-  return rows < kLeastBand ? 0 : rows;
-}
-
 // 1: instruction by instruction, all rows on all threads.
 int64_t Program::bands_of(int64_t rows) const {
-  const int64_t each = (rows + pool_.threads() - 1) / pool_.threads(), most = band_rows();
-  return most == 0 || each < kLeastBand ? 1 : pool_.threads() * ((each + most - 1) / most);
+  const int64_t each = (rows + pool_.threads() - 1) / pool_.threads();
+  if (band_rows_ == 0 || each < kLeastBand) return 1;
+  return pool_.threads() * ((each + band_rows_ - 1) / band_rows_);
 }
 
 // All rows of an instruction that works row by row, on all threads where they are worth it.
@@ -122,15 +116,14 @@ void Program::rows(const EmbedOp& op, const Block& block, int64_t r0, int64_t r1
 void Program::execute(const GemmOp& op, const Block& block) { gemm(kernels_, pool_, product(op, block, 0, block.rows)); }
 
 void Program::rows(const GemmOp& op, const Block& block, int64_t r0, int64_t r1) {
-  gemm_rows(kernels_, product(op, block, r0, r1));
+  gemm_alone(kernels_, product(op, block, r0, r1));
 }
 
 GemmArgs Program::product(const GemmOp& op, const Block& block, int64_t r0, int64_t r1) const {
   const PackedWeight& w = weights_[static_cast<size_t>(op.weight)];
   const int64_t act = static_cast<int64_t>(act_bytes(spec_.act)), ldo = w.swiglu ? w.n / 2 : w.n;
-  const bool to_floats = op.epilogue == Epilogue::kStoreF32 || op.epilogue == Epilogue::kAddF32;
   return {at<unsigned char>(op.x) + r0 * w.k * act, w.k, r1 - r0, &w, vector(op.bias), op.epilogue,
-          at<unsigned char>(op.out) + r0 * ldo * (to_floats ? 4 : act), ldo, block.scratch};
+          at<unsigned char>(op.out) + r0 * ldo * (stores_floats(op.epilogue) ? 4 : act), ldo, block.scratch};
 }
 
 void Program::rows(const NormOp& op, const Block&, int64_t r0, int64_t r1) {

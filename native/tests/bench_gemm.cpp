@@ -171,8 +171,10 @@ void bench(const Run& run, const Model& model, const std::string& name, const st
   const int64_t most = *std::max_element(rows.begin(), rows.end()), widest = std::max(model.inner, model.qkv);
   const int64_t floats = std::max(most * widest, std::min(most, kHeadRows) * model.vocab);
   const int64_t inputs = most * widest * 2;
+  int64_t scratch = 0;
+  for (const Product& p : step.products) scratch = std::max(scratch, gemm_scratch(run.kt, p.w, most));
   Buffers b{allocate_aligned(static_cast<size_t>(inputs) * 2), allocate_aligned(static_cast<size_t>(floats) * 4),
-            allocate_aligned(static_cast<size_t>((most + 31) * (widest + 31) * 2))};
+            allocate_aligned(static_cast<size_t>(scratch))};
   bf16* x = reinterpret_cast<bf16*>(b.x.get());
   for (int64_t i = 0; i < inputs; ++i) x[i] = static_cast<bf16>(0x3c00 + i * 7919 % 512 + (i % 3 == 0 ? 0x8000 : 0));
   std::fill_n(reinterpret_cast<float*>(b.out.get()), floats, 0.0f);

@@ -55,8 +55,7 @@ struct TilePlace {
 
   TilePlace(const GemmArgs& a, int64_t row, int64_t panel, int64_t half, const TileSums& own) {
     const int64_t column = panel * kPanel + half * kHalf;
-    const bool to_floats = a.epilogue == Epilogue::kStoreF32 || a.epilogue == Epilogue::kAddF32;
-    in_place = to_floats && a.bias == nullptr && column + kHalf <= a.w->n;
+    in_place = stores_floats(a.epilogue) && a.bias == nullptr && column + kHalf <= a.w->n;
     to = in_place ? TileSums{static_cast<float*>(a.out) + row * a.ldo + column, a.ldo} : own;
     from = in_place && a.epilogue == Epilogue::kAddF32 ? to : TileSums{};
   }
@@ -125,7 +124,8 @@ void tile_chunk(const GemmArgs& a, int64_t m0, int64_t m1, int64_t panel, bool f
 }
 
 void tile_gemm(const GemmArgs& a, int64_t m0, int64_t m1, int64_t panel) {
-  if (m1 - m0 <= kTileRows && a.half < 0) return m0 < m1 ? tile_few(a, m0, m1 - m0, panel) : void();
+  const int64_t rows = m1 - m0;
+  if (rows > 0 && rows <= kTileRows && a.half < 0) return tile_few(a, m0, rows, panel);
   const int64_t most = a.arranged || tile_steps(*a.w) <= kLongSteps ? kTileChunk : kTileGroup;
   for (int64_t row = m0; row < m1; row += most) tile_chunk(a, row, min64(m1, row + most), panel, row == m0);
 }

@@ -33,8 +33,7 @@ template <int64_t kWidth, int64_t kStride = kPanel>
 void finish_columns(const GemmArgs& a, int64_t row, int64_t rows, int64_t column, const float* c) {
   const int64_t n = a.epilogue == Epilogue::kSwiGLUAct ? a.w->n / 2 : a.w->n, columns = min64(kWidth, n - column);
   if (columns <= 0) return;
-  const bool to_float = a.epilogue == Epilogue::kStoreF32 || a.epilogue == Epilogue::kAddF32;
-  const size_t size = to_float || a.w->act == Act::kF32 ? 4 : 2;
+  const size_t size = stores_floats(a.epilogue) || a.w->act == Act::kF32 ? 4 : 2;
   const float* bias = a.bias == nullptr || a.epilogue == Epilogue::kSwiGLUAct ? nullptr : a.bias + column;
   alignas(64) float padded_bias[kWidth], padded_out[kWidth];
   if (columns < kWidth && bias != nullptr) {
