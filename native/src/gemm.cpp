@@ -19,8 +19,8 @@ constexpr size_t kHuge = size_t{2} << 20;
 constexpr int64_t kStreamRows = 12;         // up to this many rows, reading the weights takes longer than the arithmetic
 constexpr int64_t kMinStreamRows = 4;        // of a piece of such a product
 constexpr int64_t kStreamBytes = 512 << 10;  // of weights read by one thread in a row
-constexpr int64_t kFetchFirst = 16 << 10;  // of weights, by each thread while the rows are quantised
-constexpr int64_t kQuantizeEach = 4096;    // elements of x; fewer are quantised before another thread has woken
+constexpr int64_t kFetchFirst = 16 << 10;  // of weights, by each thread while the rows are prepared
+constexpr int64_t kPrepareEach = 4096;     // elements of x; fewer are quantised before another thread has woken
 constexpr size_t kArenaBlock = size_t{64} << 20;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -137,9 +137,17 @@ bool quantizes(const KernelTable& kernels, const PackedWeight& w) {
   return w.format != WeightFormat::kAct && (w.act == Act::kF32 || kernels.quantizes_bf16);
 }
 
-// Whether a single thread arranges them.
+// Whether a single thread arranges them (all threads together: with arranges_always).
 bool arranges(const KernelTable& kernels, const PackedWeight& w, int64_t m) {
-  return kernels.arrange_rows != nullptr && w.act == Act::kBF16 && m > kernels.gemm_rows;
+  return kernels.arrange_rows != nullptr && w.act == Act::kBF16 && !quantizes(kernels, w) &&
+         (kernels.arranges_always || m > kernels.gemm_rows);
+}
+
+// What is done with the rows before a product on all threads; null: nothing.
+auto preparation(const KernelTable& kernels, GemmArgs& a) {
+  if (quantizes(kernels, *a.w)) return kernels.quantize_rows;
+  a.arranged = kernels.arranges_always && arranges(kernels, *a.w, a.m);
+  return a.arranged ? kernels.arrange_rows : nullptr;
 }
 
 // Whether a panel may be computed in two halves.
@@ -164,9 +172,11 @@ void pause() {
 #endif
 }
 
-// A product of few rows. The first thread to take an item quantises the rows while the weights' first bytes are on their
-// way; the others fetch theirs and wait for it.
-void gemm_stream(const KernelTable& kernels, ThreadPool& pool, GemmArgs a, bool quantize) {
+using Prepare = void (*)(const GemmArgs& a, int64_t m0, int64_t m1);
+
+// A product of few rows. The first thread to take an item prepares the rows, if they still are to be, while the weights' first
+// bytes are on their way; the others fetch theirs and wait for it.
+void gemm_stream(const KernelTable& kernels, ThreadPool& pool, GemmArgs a, Prepare prepare) {
   const PackedWeight& w = *a.w;
   const auto tile = tile_of(kernels, w);
   const int64_t threads = pool.threads();
@@ -175,7 +185,7 @@ void gemm_stream(const KernelTable& kernels, ThreadPool& pool, GemmArgs a, bool 
   const int64_t rest = halves || a.m >= threads * kMinStreamRows ? w.panels % threads : 0;
   const int64_t pieces = halves ? 2 : pieces_of(rest, threads, a.m / kMinStreamRows);
   const int64_t panels = w.panels - rest, runs = streams(panels, w.panel_bytes, threads);
-  std::atomic<bool> begun{!quantize}, ready{!quantize};
+  std::atomic<bool> begun{prepare == nullptr}, ready{prepare == nullptr};
   a.ahead = 1;
   pool.parallel_for(runs + rest * pieces, [&](int64_t item, int) {
     const bool whole = item < runs;
@@ -189,7 +199,7 @@ void gemm_stream(const KernelTable& kernels, ThreadPool& pool, GemmArgs a, bool 
     if (!ready.load(std::memory_order_acquire)) {
       fetch(w.data + begin * w.panel_bytes, std::min(kFetchFirst, w.panel_bytes));
       if (!begun.exchange(true)) {
-        kernels.quantize_rows(a, 0, a.m);
+        prepare(a, 0, a.m);
         ready.store(true, std::memory_order_release);
       }
       while (!ready.load(std::memory_order_acquire)) pause();
@@ -200,22 +210,20 @@ void gemm_stream(const KernelTable& kernels, ThreadPool& pool, GemmArgs a, bool 
 
 int64_t gemm_scratch(const KernelTable& kernels, const PackedWeight& w, int64_t m) {
   if (quantizes(kernels, w)) return m * quantized_row_bytes(w.k);
-  const int64_t rows = ceil_div(m, kernels.gemm_rows) * kernels.gemm_rows;
-  return arranges(kernels, w, m) ? rows * ceil_div(w.k, 32) * 64 : 0;
+  const int64_t rows = ceil_div(m, kernels.gemm_rows) * kernels.gemm_rows, block = kernels.arranged_block;
+  return arranges(kernels, w, m) ? rows * ceil_div(w.k, block) * block * kernels.arranged_size : 0;
 }
 
 void gemm(const KernelTable& kernels, ThreadPool& pool, const GemmArgs& args) {
   GemmArgs a = args;
   const int64_t panels = a.w->panels;
-  const bool to_bytes = quantizes(kernels, *a.w);
+  const Prepare prepare = preparation(kernels, a);
   const auto tile = tile_of(kernels, *a.w);
-  const int64_t parts = std::clamp<int64_t>(a.m * a.w->k / kQuantizeEach, 1, std::min(a.m, pool.threads() * int64_t{4}));
+  const int64_t parts = std::clamp<int64_t>(a.m * a.w->k / kPrepareEach, 1, std::min(a.m, pool.threads() * int64_t{4}));
   const bool streamed = a.m <= kStreamRows;
-  if (to_bytes && (parts > 1 || !streamed))
-    pool.parallel_for(parts, [&](int64_t part, int) {
-      kernels.quantize_rows(a, a.m * part / parts, a.m * (part + 1) / parts);
-    });
-  if (streamed) return gemm_stream(kernels, pool, a, to_bytes && parts == 1);
+  if (prepare != nullptr && (parts > 1 || !streamed))
+    pool.parallel_for(parts, [&](int64_t part, int) { prepare(a, a.m * part / parts, a.m * (part + 1) / parts); });
+  if (streamed) return gemm_stream(kernels, pool, a, parts == 1 ? prepare : nullptr);
   a.ahead = 1;
   const int64_t unit = kernels.gemm_rows;
   const bool halves = a.m <= unit && cuts_panels(kernels, *a.w);  // too few rows to be cut

@@ -157,8 +157,10 @@ struct KernelTable {
   // Packs panel p: `sources` are stacked along n (qkv: 3 of them; swiglu: exactly {gate, up}).
   void (*pack_panel)(const SourceMatrix* sources, int count, PackedWeight& w, int64_t panel);
   // Rows [m0, m1) of a.x, bf16 -> a.scratch, in the order of their use by a product with a.arranged: whole groups of gemm_rows
-  // rows, padded to 32 k. m0 is a multiple of gemm_rows. Null: there is no such order.
+  // rows, padded to arranged_block k of arranged_size bytes. m0 is a multiple of gemm_rows. Null: there is no such order.
   void (*arrange_rows)(const GemmArgs& a, int64_t m0, int64_t m1) = nullptr;
+  int64_t arranged_block = 32, arranged_size = 2;
+  bool arranges_always = false;  // whichever threads compute the product, and few rows too
   bool cuts_panels = false;  // gemm_tile heeds GemmArgs::half for bf16; quant_tile does so in every table
   // Rows [m0, m1) x panel p of the product.
   void (*gemm_tile)(const GemmArgs& a, int64_t m0, int64_t m1, int64_t panel);

@@ -5,11 +5,12 @@
 //        [--json]
 // One line for each model, format and number of rows; with --json one JSON object a line for each product, too ("step" is
 // all of them together). The limit of a product is max(operations / peak, bytes of packed weights / read speed); `share`
-// is how much of it is reached. Products are interleaved as in a step, so that none finds its weights in a cache.
+// is how much of it is reached. Products are interleaved as in a step, so that none finds its weights in a cache. With one
+// thread the time is the thread's CPU time, so that other processes on the machine disturb it less.
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -22,9 +23,12 @@
 namespace {
 
 using namespace pinnate;
-using Clock = std::chrono::steady_clock;
 
-double ms_since(Clock::time_point t) { return std::chrono::duration<double, std::milli>(Clock::now() - t).count(); }
+double now_ms(const ThreadPool& pool) {
+  timespec t;
+  clock_gettime(pool.threads() == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &t);
+  return 1e3 * static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_nsec);
+}
 
 // Few layers stand for many where they are larger than the caches. The head runs on blocks of rows, as in the engine.
 struct Model {
@@ -93,24 +97,24 @@ struct Buffers {
 };
 
 double run_product(const KernelTable& kt, ThreadPool& pool, const Product& p, int64_t m, Buffers& b) {
-  const auto begin = Clock::now();
+  const double begin = now_ms(pool);
   const int64_t block = p.kind == kHead ? kHeadRows : m, ldo = p.w.swiglu ? p.w.n / 2 : p.w.n;
   for (int64_t r = 0; r < m; r += block)
     gemm(kt, pool,
          {b.x.get(), p.w.k, std::min(block, m - r), &p.w, nullptr, p.epilogue, b.out.get(), ldo, b.scratch.get()});
-  return ms_since(begin);
+  return now_ms(pool) - begin;
 }
 
 // Medians of the times of each kind of product in a step, and of the whole.
 std::vector<double> time_step(const KernelTable& kt, ThreadPool& pool, const Step& step, int64_t m, int repeats,
                               Buffers& b) {
   std::vector<std::vector<double>> times(kKinds + 1);
-  const auto begin = Clock::now();
-  for (int i = 0; i <= repeats && (i < 4 || ms_since(begin) < kBudget); ++i) {
+  const double begin = now_ms(pool);
+  for (int i = 0; i <= repeats && (i < 4 || now_ms(pool) - begin < kBudget); ++i) {
     std::vector<double> sum(kKinds + 1, 0.0);
-    const auto start = Clock::now();
+    const double start = now_ms(pool);
     for (const Product& p : step.products) sum[p.kind] += run_product(kt, pool, p, m, b);
-    sum[kKinds] = ms_since(start);
+    sum[kKinds] = now_ms(pool) - start;
     for (size_t k = 0; k <= kKinds && i > 0; ++k) times[k].push_back(sum[k]);
   }
   std::vector<double> medians;

@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "simd.h"
+#include "unroll.h"
 #if defined(__AMX_BF16__)
 #include "amx.h"
 #endif

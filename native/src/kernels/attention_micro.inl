@@ -11,21 +11,6 @@ constexpr int kBlock = 128; // tokens between two updates of a row's running max
 constexpr int kBlockTiles = kBlock / kTile;
 constexpr int kTileVecs = kTile / kWidth;
 
-// f(0), ..., f(N - 1) with the index as a constant: an array that is indexed by it stays in registers. A loop that the compiler
-// unrolls does not do: it does so after it has decided what lives in memory.
-template <int I>
-struct Index {
-  constexpr operator int() const { return I; }
-};
-template <int N, int I = 0, class F>
-[[gnu::always_inline]] inline void unrolled(F&& f) {
-  if constexpr (I < N) {
-    f(Index<I>{});
-    unrolled<N, I + 1>(f);
-  }
-}
-#define PINNATE_EACH(i) [&](auto i) __attribute__((always_inline))
-
 template <Act A>
 struct Dot;
 

@@ -1,8 +1,8 @@
 // Matrix product over packed panels, packing, unpacking.
 //
-// Packed layout (the same for all instruction sets, but for bf16 with tile registers: gemm_amx.inl): panel p holds 64 columns;
-// act bf16: [pairs][64][2] (pairs of consecutive k side by side; k is padded to a multiple of 32); act f32: [k][64]. Missing
-// columns and padding are zeros.
+// Packed layout (but for bf16 with tile registers: gemm_amx.inl): panel p holds 64 columns, kSide of them side by side: all of
+// them, or two halves one after the other where vectors are short; act bf16: [64 / kSide][pairs][kSide][2] (pairs of consecutive
+// k side by side; k is padded to a multiple of 32); act f32: [64 / kSide][k][kSide]. Missing columns and padding are zeros.
 //
 // Order of a sum over k, for every output element: bf16 with AVX-512: pairs ascending, one vdpbf16ps each; elsewhere: k
 // ascending, one multiply-add each. With float weights, k is summed in blocks of 128 that are added up in turn: the error of
@@ -10,6 +10,7 @@
 // walked in blocks whose partial sums rest in memory as floats; neither changes an operation or its order.
 #include "gemm_simd.h"
 #include "register.h"
+#include "unroll.h"
 
 #if defined(__AMX_BF16__)
 #include "amx.h"
@@ -21,23 +22,26 @@ namespace {
 #include "dequant.inl"
 #include "gemm_parts.inl"
 
+int64_t padded_pairs(int64_t k) { return (k + 31) / 32 * 16; }
+
 constexpr int kRows = 6;            // rows of a micro tile
 constexpr int64_t kChunkRows = 96;  // rows whose partial sums rest in memory while a long k is walked block by block
 
-// One block of k of one panel, as a micro kernel sees it.
+// One block of k of the columns of a panel that lie side by side, as a micro kernel sees it.
 struct Slice {
   const unsigned char* b;  // first packed row of the block
   int64_t k;               // its length
   bool first;              // starts from zero, else goes on from c
-  const unsigned char* ahead;  // a micro kernel of 3 or more rows fetches `lines` (0 to 2) of this into L2 for each pair of k
+  const unsigned char* ahead;  // a micro kernel fetches `lines` (0 to 2) of this for each packed row
   int64_t lines;
 };
 
 // ---- micro kernels: c [R][64] (+)= x [R, k] * panel -----------------------------------------------------------------
 
 #if defined(__AVX512BF16__)
+constexpr int64_t kSide = kPanel;
 constexpr int64_t kBlock[2] = {128, 2048};  // k of a block, by Act: 256 KiB of bf16 panel stay in L2, R rows of x in L1
-constexpr int64_t kStreamBlock[2] = {128, 256};  // where two groups read a stream
+constexpr int64_t kStreamBlock[2] = {128, 128};  // where two groups read a stream
 
 PINNATE_INLINE __m512bh bits_bh(__m512i v) { return (__m512bh)v; }
 
@@ -76,12 +80,13 @@ template <int R>
 constexpr int kVectors = 4;
 
 #else
-constexpr int64_t kBlock[2] = {128, 1024};  // R rows of x as floats in L1 (bf16 rows are widened first)
-constexpr int64_t kStreamBlock[2] = {128, 1024};
+constexpr int64_t kSide = kHalf;
+constexpr int64_t kBlock[2] = {128, 128};  // 16 KiB of a panel and R rows of x as floats stay in L1
+constexpr int64_t kStreamBlock[2] = {128, 128};
 
 // 16 registers: at most 12 accumulators, and enough of them to hide the latency of a multiply-add.
 template <int R>
-constexpr int kVectors = R == 1 ? 8 : R <= 3 ? 4 : 2;
+constexpr int kVectors = R == 1 && kLanes == 4 ? 8 : R <= 3 ? 4 : 2;
 #endif
 
 // acc [R][V] += x [R] times V vectors of weights. Whichever needs fewer registers at once is loaded first.
@@ -89,72 +94,86 @@ template <int R, int V, class Load>
 PINNATE_INLINE void multiply_add(vf (&acc)[R][V], const float* x, int64_t ldx, Load load) {
   if constexpr (R < V) {
     vf a[R];
-    for (int r = 0; r < R; ++r) a[r] = vset(x[r * ldx]);
-    for (int v = 0; v < V; ++v) {
+    unrolled<R>(PINNATE_EACH(r) { a[r] = vset(x[r * ldx]); });
+    unrolled<V>(PINNATE_EACH(v) {
       const vf w = load(v);
-      for (int r = 0; r < R; ++r) acc[r][v] = vfma(a[r], w, acc[r][v]);
-    }
+      unrolled<R>(PINNATE_EACH(r) { vadd_product(acc[r][v], a[r], w); });
+    });
   } else {
     vf w[V];
-    for (int v = 0; v < V; ++v) w[v] = load(v);
-    for (int r = 0; r < R; ++r) {
+    unrolled<V>(PINNATE_EACH(v) { w[v] = load(v); });
+    unrolled<R>(PINNATE_EACH(r) {
       const vf a = vset(x[r * ldx]);
-      for (int v = 0; v < V; ++v) acc[r][v] = vfma(a, w[v], acc[r][v]);
-    }
+      unrolled<V>(PINNATE_EACH(v) { vadd_product(acc[r][v], a, w[v]); });
+    });
   }
 }
 
-// A pass over some of a panel's columns skips through memory, which the hardware does not foresee: the first pass fetches
-// the packed rows whole, a little ahead.
-template <int V>
-PINNATE_INLINE void fetch_rows(const void* row) {
-  if constexpr (V * kLanes < kPanel)
-    for (int line = 0; line < 4; ++line) __builtin_prefetch(static_cast<const char*>(row) + 2048 + 64 * line);
-}
-
-// The same with float rows of x. Panels of bf16 (kPairs) are widened as they are read.
+// The same with float rows of x. Panels of bf16 (kPairs) are widened as they are read. What comes next is fetched by the first
+// passes over the columns, a line at a time where there are several.
 template <int R, bool kPairs>
 void micro_f32(const Slice& s, const float* x, int64_t ldx, float* c) {
-  constexpr int V = kVectors<R>;
-  for (int64_t column = 0; column < kPanel; column += V * kLanes) {
+  constexpr int V = kVectors<R>, kPasses = kSide / (V * kLanes);
+  const unsigned char* ahead = s.ahead;
+  for (int64_t pass = 0; pass < kPasses; ++pass, c += V * kLanes) {
     vf acc[R][V];
-    for (int r = 0; r < R; ++r)
-      for (int v = 0; v < V; ++v)
-        acc[r][v] = s.first || !kPairs ? vset(0.0f) : vload(c + r * kPanel + column + v * kLanes);
+    const auto each = [&](auto f) __attribute__((always_inline)) {
+      unrolled<R>(PINNATE_EACH(r) { unrolled<V>(PINNATE_EACH(v) { f(acc[r][v], c + r * kPanel + v * kLanes); }); });
+    };
+    each([&](vf& sum, const float* from) __attribute__((always_inline)) {
+      sum = s.first || !kPairs ? vset(0.0f) : vload(from);
+    });
+    const int64_t step = kPasses == 1 ? 64 * s.lines : pass < s.lines ? 64 : 0;
+    const auto fetch = [&]() __attribute__((always_inline)) {
+      if constexpr (kSide == kPanel) return;
+      __builtin_prefetch(ahead);
+      if constexpr (kPasses == 1) __builtin_prefetch(ahead + step / 2);
+      ahead += step;
+    };
     if constexpr (kPairs) {
-      const bf16* b = reinterpret_cast<const bf16*>(s.b) + 2 * column;
-      for (int64_t k = 0; k < s.k; k += 2, b += 2 * kPanel) {  // x is padded to whole pairs
-        if (column == 0) fetch_rows<V>(b);
-        multiply_add<R, V>(acc, x + k, ldx, [&](int v) __attribute__((always_inline)) { return vlow(b + 2 * v * kLanes); });
-        multiply_add<R, V>(acc, x + k + 1, ldx,
-                           [&](int v) __attribute__((always_inline)) { return vhigh(b + 2 * v * kLanes); });
+      const bf16* b = reinterpret_cast<const bf16*>(s.b) + 2 * V * kLanes * pass;
+      for (int64_t k = 0; k < s.k; k += 2, b += 2 * kSide) {  // x is padded to whole pairs
+        fetch();
+        multiply_add(acc, x + k, ldx, [&](int v) __attribute__((always_inline)) { return vlow(b + 2 * v * kLanes); });
+        multiply_add(acc, x + k + 1, ldx, [&](int v) __attribute__((always_inline)) { return vhigh(b + 2 * v * kLanes); });
       }
     } else {
-      const float* b = reinterpret_cast<const float*>(s.b) + column;
-      for (int64_t k = 0; k < s.k; ++k, b += kPanel) {
-        if (column == 0) fetch_rows<V>(b);
-        multiply_add<R, V>(acc, x + k, ldx, [&](int v) __attribute__((always_inline)) { return vload(b + v * kLanes); });
+      const float* b = reinterpret_cast<const float*>(s.b) + V * kLanes * pass;
+      for (int64_t k = 0; k < s.k; ++k, b += kSide) {
+        fetch();
+        multiply_add(acc, x + k, ldx, [&](int v) __attribute__((always_inline)) { return vload(b + v * kLanes); });
       }
     }
-    for (int r = 0; r < R; ++r)
-      for (int v = 0; v < V; ++v) {
-        float* sum = c + r * kPanel + column + v * kLanes;
-        if (!kPairs && !s.first) acc[r][v] = vload(sum) + acc[r][v];
-        vstore(sum, acc[r][v]);
-      }
+    each([&](vf sum, float* to) __attribute__((always_inline)) {
+      vstore(to, kPairs || s.first ? sum : vload(to) + sum);
+    });
   }
 }
 
-// [rows, k] of bf16 -> floats [rows][kBlock], each row padded with zero to a whole pair.
-[[maybe_unused]] void widen(const bf16* x, int64_t ldx, int64_t rows, int64_t k, float* out) {
-  for (int64_t r = 0; r < rows; ++r, out += kBlock[1]) {
+#if !defined(__AVX512BF16__)
+// k [k0, k0 + k) of rows [row, row + rows) as floats, each padded with zero to a whole pair.
+void widen(const GemmArgs& a, int64_t row, int64_t rows, int64_t k0, int64_t k, float* out, int64_t ldo) {
+  const bf16* x = static_cast<const bf16*>(a.x) + row * a.ldx + k0;
+  for (int64_t r = 0; r < rows; ++r, x += a.ldx, out += ldo) {
     for (int64_t i = 0; i < k; ++i) {
-      const uint32_t u = static_cast<uint32_t>(x[r * ldx + i]) << 16;
+      const uint32_t u = static_cast<uint32_t>(x[i]) << 16;
       std::memcpy(out + i, &u, 4);
     }
     if (k % 2 != 0) out[k] = 0.0f;
   }
 }
+
+// Arranged rows are floats, block by block of k: [blocks][a.m][kBlock]. Rows that lie apart by their length may all fall into
+// the same few sets of L1.
+PINNATE_INLINE float* arranged(const GemmArgs& a, int64_t row, int64_t k0) {
+  return reinterpret_cast<float*>(a.scratch) + k0 * a.m + row * kBlock[1];
+}
+
+void arrange_rows(const GemmArgs& a, int64_t m0, int64_t m1) {
+  for (int64_t k0 = 0; k0 < a.w->k; k0 += kBlock[1])
+    widen(a, m0, m1 - m0, k0, min64(kBlock[1], a.w->k - k0), arranged(a, m0, k0), kBlock[1]);
+}
+#endif
 
 template <int R>
 void micro(const GemmArgs& a, const Slice& s, int64_t row, int64_t k0, float* c) {
@@ -162,16 +181,17 @@ void micro(const GemmArgs& a, const Slice& s, int64_t row, int64_t k0, float* c)
     micro_f32<R, false>(s, static_cast<const float*>(a.x) + row * a.ldx + k0, a.ldx, c);
     return;
   }
-  const bf16* x = static_cast<const bf16*>(a.x) + row * a.ldx + k0;
 #if defined(__AVX512BF16__)
+  const bf16* x = static_cast<const bf16*>(a.x) + row * a.ldx + k0;
   if constexpr (R >= 3) {
     if (s.lines == 2) return micro_bf16<R, 2>(s, x, a.ldx, c);
     if (s.lines == 1) return micro_bf16<R, 1>(s, x, a.ldx, c);
   }
   micro_bf16<R, 0>(s, x, a.ldx, c);
 #else
+  if (a.arranged) return micro_f32<R, true>(s, arranged(a, row, k0), kBlock[1], c);
   alignas(64) float wide[R * kBlock[1]];
-  widen(x, a.ldx, R, s.k, wide);
+  widen(a, row, R, k0, s.k, wide, kBlock[1]);
   micro_f32<R, true>(s, wide, kBlock[1], c);
 #endif
 }
@@ -195,37 +215,47 @@ void micro_rows(int64_t rows, const GemmArgs& a, const Slice& s, int64_t row, in
 PINNATE_INLINE int64_t pair_at(const PackedWeight& w, int64_t pair, int64_t column) { return tile_pair_at(w, pair, column); }
 #else
 // Position of a pair of k within a panel of bf16, in pairs.
-PINNATE_INLINE int64_t pair_at(const PackedWeight&, int64_t pair, int64_t column) { return pair * kPanel + column; }
+PINNATE_INLINE int64_t pair_at(const PackedWeight& w, int64_t pair, int64_t column) {
+  return (column / kSide * padded_pairs(w.k) + pair) * kSide + column % kSide;
+}
 #endif
+// Position of an element of a panel of floats.
+PINNATE_INLINE int64_t float_at(const PackedWeight& w, int64_t k, int64_t column) {
+  return (column / kSide * w.k + k) * kSide + column % kSide;
+}
 
 void gemm_tile(const GemmArgs& a, int64_t m0, int64_t m1, int64_t panel) {
   const PackedWeight& w = *a.w;
 #if defined(__AMX_BF16__)
   if (w.act == Act::kBF16) return tile_gemm(a, m0, m1, panel);
 #endif
-  const unsigned char* data = w.data + panel * w.panel_bytes;
   const int act = static_cast<int>(w.act);
-  const int64_t row_size = w.act == Act::kF32 ? 256 : 128;  // bytes for one k
+  const int64_t row_size = kSide * (w.act == Act::kF32 ? 4 : 2);  // bytes for one k
+  const Halves sides = kSide == kPanel ? Halves{0, 1} : halves_of(a);
   alignas(64) float sums[kChunkRows * kPanel];
   for (int64_t chunk = m0; chunk < m1; chunk += kChunkRows) {
     const int64_t rows = min64(kChunkRows, m1 - chunk), groups = (rows + kRows - 1) / kRows;
     // Where there are rows enough to keep this core computing, two to four groups fetch the next panel into L2 meanwhile.
-    // Two groups that go through all panels fetch what lies next in memory, slice by slice.
-    const bool stream = groups == 2 && a.ahead == 1;
+    // Two groups that go through all panels fetch what lies next in memory, slice by slice; where vectors are short, any do.
+    const bool stream = kSide < kPanel || (groups == 2 && a.ahead == 1);
     const bool prefetch = stream || (groups >= 2 && a.ahead > 0 && panel + a.ahead < w.panels);
-    const int64_t lines = !prefetch ? 0 : groups == 2 ? 2 : 1, fetchers = groups == 2 ? 2 : 4;
+    const int64_t lines = !prefetch ? 0 : groups == (kSide == kPanel ? 2 : 1) ? 2 : 1;
+    const int64_t fetchers = groups == 2 || kSide < kPanel ? 2 : 4;
     const int64_t block = stream ? kStreamBlock[act] : kBlock[act];
-    const bool whole = w.k <= block;
-    for (int64_t k0 = 0; k0 < w.k; k0 += block) {
-      const int64_t length = min64(block, w.k - k0);
-      Slice s{data + k0 * row_size, length, k0 == 0, nullptr, 0};
-      for (int64_t g = 0; g < groups; ++g) {  // groups of nearly equal size: no thin one at the end
-        const int64_t r0 = rows * g / groups, count = rows * (g + 1) / groups - r0;
-        float* c = sums + (whole ? 0 : r0 * kPanel);
-        s.lines = g < fetchers ? lines : 0;
-        s.ahead = s.b + (stream ? length * row_size : a.ahead * w.panel_bytes) + g * lines * (length / 2) * 64;
-        micro_rows(count, a, s, chunk + r0, k0, c);
-        if (s.first && whole) finish(a, chunk + r0, count, panel, c);
+    const bool whole = w.k <= block && kSide == kPanel;
+    for (int64_t side = sides.first; side < sides.last; ++side) {
+      const unsigned char* data = w.data + panel * w.panel_bytes + side * (w.panel_bytes * kSide / kPanel);
+      for (int64_t k0 = 0; k0 < w.k; k0 += block) {
+        const int64_t length = min64(block, w.k - k0), packed_rows = w.act == Act::kF32 ? length : length / 2;
+        Slice s{data + k0 * row_size, length, k0 == 0, nullptr, 0};
+        for (int64_t g = 0; g < groups; ++g) {  // groups of nearly equal size: no thin one at the end
+          const int64_t r0 = rows * g / groups, count = rows * (g + 1) / groups - r0;
+          float* c = sums + (whole ? 0 : r0 * kPanel) + side * kSide;
+          s.lines = g < fetchers ? lines : 0;
+          s.ahead = s.b + (stream ? length * row_size : a.ahead * w.panel_bytes) + g * lines * packed_rows * 64;
+          micro_rows(count, a, s, chunk + r0, k0, c);
+          if (whole) finish(a, chunk + r0, count, panel, c);
+        }
       }
     }
     if (!whole) finish(a, chunk, rows, panel, sums);
@@ -233,8 +263,6 @@ void gemm_tile(const GemmArgs& a, int64_t m0, int64_t m1, int64_t panel) {
 }
 
 // ---- packing --------------------------------------------------------------------------------------------------------
-
-int64_t padded_pairs(int64_t k) { return (k + 31) / 32 * 16; }
 
 void pack_layout(PackedWeight& w) {
   const int64_t width = w.swiglu ? kHalf : kPanel, n = w.swiglu ? w.n / 2 : w.n;
@@ -271,7 +299,7 @@ void pack_columns(const SourceMatrix* sources, int count, PackedWeight& w, int64
     }
     for (int64_t i = 0; i < packed; ++i) {
       const int64_t row = f32 ? k0 + i : k0 / 2 + i;
-      std::memcpy(out + (f32 ? row * kPanel + j0 : pair_at(w, row, j0)), words[i], sizeof words[i]);
+      std::memcpy(out + (f32 ? float_at(w, row, j0) : pair_at(w, row, j0)), words[i], sizeof words[i]);
     }
   }
   if (f32) return;
@@ -287,7 +315,7 @@ void unpack_rows(const PackedWeight& w, const int32_t* ids, int64_t count, float
     const unsigned char* data = w.data + ids[i] / kPanel * w.panel_bytes;
     const int64_t column = ids[i] % kPanel;
     if (w.act == Act::kF32) {
-      for (int64_t k = 0; k < w.k; ++k) out[k] = reinterpret_cast<const float*>(data)[k * kPanel + column] * scale;
+      for (int64_t k = 0; k < w.k; ++k) out[k] = reinterpret_cast<const float*>(data)[float_at(w, k, column)] * scale;
       continue;
     }
     for (int64_t k = 0; k < w.k; ++k) {
@@ -306,6 +334,9 @@ void register_gemm(KernelTable& t) {
 #if defined(__AMX_BF16__)
   register_tiles(t);
   t.cuts_panels = true;
+#elif !defined(__AVX512BF16__)
+  t.cuts_panels = true;
+  t.arrange_rows = arrange_rows, t.arranges_always = true, t.arranged_block = kBlock[1], t.arranged_size = 4;
 #endif
   t.pack_layout = pack_layout;
   t.pack_panel = pack_panel;
