@@ -4,7 +4,8 @@
 // neighbouring steps of the reduction. A step of the right operand is a row of lanes. Every accumulator is its own chain over
 // the steps, so its bits do not depend on how many rows or vectors are blocked together.
 //
-// Dot<act>: kPer = elements of the reduction in a step; kWords = 32-bit words of the left operand for a step.
+// Dot<act>: kPer = elements of the reduction in a step; kWords = 32-bit words of the left operand for a step, and how many
+// multiply-adds a step takes, each with a part of its lanes.
 
 constexpr int kTile = 16;   // tokens in a tile; a page is whole tiles
 constexpr int kBlock = 128; // tokens between two updates of a row's running maximum; blocks start at multiples of it
@@ -18,9 +19,9 @@ template <>
 struct Dot<Act::kF32> {
   static constexpr int kPer = 1, kWords = 1;
   using Right = vf;
-  static Right load(const unsigned char* p) { return pinnate::PINNATE_KERNEL_ISA::load(reinterpret_cast<const float*>(p)); }
-  static Right load_even(const unsigned char* p) { return load(p); }
-  static vf mac(vf acc, Right b, const float* a) { return fma(set1(*a), b, acc); }
+  static Right load(const unsigned char* p, int) { return pinnate::PINNATE_KERNEL_ISA::load(reinterpret_cast<const float*>(p)); }
+  static Right load_even(const unsigned char* p) { return load(p, 0); }
+  static void mac(vf& acc, Right b, const float* a) { add_product(acc, set1(*a), b); }
 };
 
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
@@ -31,19 +32,19 @@ template <>
 struct Dot<Act::kBF16> {
   static constexpr int kPer = 2, kWords = 1;
   using Right = __m512i;
-  static Right load(const unsigned char* p) { return _mm512_loadu_si512(p); }
-  static Right load_even(const unsigned char* p) { return _mm512_and_si512(load(p), _mm512_set1_epi32(0xffff)); }
-  static vf mac(vf acc, Right b, const float* a) {
+  static Right load(const unsigned char* p, int) { return _mm512_loadu_si512(p); }
+  static Right load_even(const unsigned char* p) { return _mm512_and_si512(load(p, 0), _mm512_set1_epi32(0xffff)); }
+  static void mac(vf& acc, Right b, const float* a) {
     int pair;
     memcpy(&pair, a, 4);
-    return _mm512_dpbf16_ps(acc, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)b);
+    acc = _mm512_dpbf16_ps(acc, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)b);
   }
 };
 
 #else
 
 #if defined(__AVX2__) && defined(__FMA__)
-constexpr int kRows = 4, kVecs = 2;
+constexpr int kRows = 6, kVecs = 2;  // 12 accumulators of 16 registers
 using vbits = __m256i;
 inline vbits load_bits(const unsigned char* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 inline vf low_half(vbits b) { return _mm256_castsi256_ps(_mm256_slli_epi32(b, 16)); }
@@ -65,15 +66,10 @@ inline vf high_half(vbits b) { return (vf)(b & 0xffff0000u); }
 template <>
 struct Dot<Act::kBF16> {  // no bf16 arithmetic here: the left operand is kept as floats, two for a step
   static constexpr int kPer = 2, kWords = 2;
-  struct Right {
-    vf even, odd;
-  };
-  static Right load(const unsigned char* p) {
-    const vbits b = load_bits(p);
-    return {low_half(b), high_half(b)};
-  }
-  static Right load_even(const unsigned char* p) { return {low_half(load_bits(p)), set1(0.0f)}; }
-  static vf mac(vf acc, Right b, const float* a) { return fma(set1(a[1]), b.odd, fma(set1(a[0]), b.even, acc)); }
+  using Right = vf;
+  static Right load(const unsigned char* p, int part) { return part == 0 ? low_half(load_bits(p)) : high_half(load_bits(p)); }
+  static Right load_even(const unsigned char* p) { return load(p, 0); }
+  static void mac(vf& acc, Right b, const float* a) { add_product(acc, set1(*a), b); }
 };
 
 #endif
@@ -88,10 +84,12 @@ template <Act A, int R, int N, class F>
   using D = Dot<A>;
   for (int64_t s = 0; s < steps; ++s) {
     ahead(s * right_stride);
-    typename D::Right b[N];
-    unrolled<N>(PINNATE_EACH(n) { b[n] = D::load(right[n] + s * right_stride); });
-    unrolled<R>(PINNATE_EACH(r) {
-      unrolled<N>(PINNATE_EACH(n) { acc[r][n] = D::mac(acc[r][n], b[n], left + r * left_stride + s * D::kWords); });
+    unrolled<D::kWords>(PINNATE_EACH(part) {
+      typename D::Right b[N];
+      unrolled<N>(PINNATE_EACH(n) { b[n] = D::load(right[n] + s * right_stride, part); });
+      unrolled<R>(PINNATE_EACH(r) {
+        unrolled<N>(PINNATE_EACH(n) { D::mac(acc[r][n], b[n], left + r * left_stride + s * D::kWords + part); });
+      });
     });
   }
 }
@@ -128,7 +126,7 @@ void score_tiles(const float* q, int64_t q_stride, const unsigned char* const* t
 // out[r][columns] += sum over the tokens of `tiles` whole tiles of p[r][token] * value[token], for N vectors of columns that
 // start `offset` bytes into a row of values. Ahead: `next` is the block whose values to fetch meanwhile.
 template <Act A, int R, int N, bool Ahead>
-void add_tiles(const float* p, const BlockTiles& block, const BlockTiles* next, int64_t offset, int64_t value_stride,
+[[gnu::noinline]] void add_tiles(const float* p, const BlockTiles& block, const BlockTiles* next, int64_t offset, int64_t value_stride,
                int64_t tiles, float* out, int64_t out_stride) {
   using D = Dot<A>;
   constexpr int64_t p_stride = kBlock / D::kPer * D::kWords, steps = kTile / D::kPer;
@@ -161,7 +159,7 @@ void add_part_of_tile(const float* p, const unsigned char* values, int64_t value
     const int64_t s = tokens / D::kPer;
     unrolled<N>(PINNATE_EACH(n) {
       const typename D::Right b = D::load_even(right[n] + s * value_stride);
-      unrolled<R>(PINNATE_EACH(r) { acc[r][n] = D::mac(acc[r][n], b, p + r * p_stride + s * D::kWords); });
+      unrolled<R>(PINNATE_EACH(r) { D::mac(acc[r][n], b, p + r * p_stride + s * D::kWords); });
     });
   }
   unrolled<R>(PINNATE_EACH(r) { unrolled<N>(PINNATE_EACH(n) { store(out + r * out_stride + n * kWidth, acc[r][n]); }); });

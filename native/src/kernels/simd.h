@@ -31,6 +31,7 @@ inline __mmask16 first_lanes(int64_t n) { return static_cast<__mmask16>((1u << n
 inline vf load_n(const float* p, int64_t n) { return _mm512_maskz_loadu_ps(first_lanes(n), p); }
 inline void store_n(float* p, vf v, int64_t n) { _mm512_mask_storeu_ps(p, first_lanes(n), v); }
 inline vf fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+inline void add_product(vf& acc, vf a, vf b) { acc = fma(a, b, acc); }
 inline vf max(vf a, vf b) { return _mm512_max_ps(a, b); }
 inline vf min(vf a, vf b) { return _mm512_min_ps(a, b); }
 inline vf abs(vf a) { return _mm512_abs_ps(a); }
@@ -61,6 +62,8 @@ inline __m256i first_lanes(int64_t n) {
 inline vf load_n(const float* p, int64_t n) { return _mm256_maskload_ps(p, first_lanes(n)); }
 inline void store_n(float* p, vf v, int64_t n) { _mm256_maskstore_ps(p, first_lanes(n), v); }
 inline vf fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
+// acc += a * b. Left to choose, GCC 12 puts the sum where a was, and then has too few of 16 registers.
+inline void add_product(vf& acc, vf a, vf b) { __asm__("vfmadd231ps %2, %1, %0" : "+x"(acc) : "x"(a), "x"(b)); }
 inline vf max(vf a, vf b) { return _mm256_max_ps(a, b); }
 inline vf min(vf a, vf b) { return _mm256_min_ps(a, b); }
 inline vf abs(vf a) { return _mm256_andnot_ps(set1(-0.0f), a); }
@@ -121,6 +124,7 @@ inline vf load_n(const float* p, int64_t n) {
 }
 inline void store_n(float* p, vf v, int64_t n) { memcpy(p, &v, 4 * static_cast<size_t>(n)); }
 inline vf fma(vf a, vf b, vf c) { return a * b + c; }
+inline void add_product(vf& acc, vf a, vf b) { acc = fma(a, b, acc); }
 inline vf max(vf a, vf b) { return a > b ? a : b; }
 inline vf min(vf a, vf b) { return a < b ? a : b; }
 inline vf abs(vf a) { return (vf)((vi)a & 0x7fffffff); }
