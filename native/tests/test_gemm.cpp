@@ -267,6 +267,25 @@ void test_rounding(const KernelTable& kt) {
   for (int i = 0; i < 8; ++i) CHECK_IN(out[i] == from_bits(want[i]), std::to_string(i).c_str());
 }
 
+// Sums of two numbers as rows of bf16: ties to even, past the largest to infinity, NaN stays NaN.
+void test_stored_rounding(const KernelTable& kt) {
+  ThreadPool pool(1);
+  const float inf = std::numeric_limits<float>::infinity(), most = from_bf16(0x7f7f);
+  const float sums[][2] = {{1, 0x1p-8f}, {1, 0x1.8p-7f}, {1, -0x1p-9f}, {-1, -0x1p-8f}, {most, 0x1p119f}, {most, 0x1p120f}, {inf, 1}, {inf, -inf}};
+  std::vector<float> w(140, 1.0f);
+  const SourceMatrix source{TensorType::kF32, reinterpret_cast<const unsigned char*>(w.data()), 70, 2};
+  WeightArena arena;
+  const PackedWeight packed = pack(kt, pool, arena, &source, 1, Act::kBF16, false);
+  const AlignedBuffer scratch = scratch_for(kt, packed, 1);
+  for (const auto& pair : sums) {
+    const bf16 x[2] = {to_bf16(pair[0]), to_bf16(pair[1])};
+    bf16 out[70];
+    gemm(kt, pool, {x, 2, 1, &packed, nullptr, Epilogue::kStoreAct, out, 70, scratch.get()});
+    const float want = from_bf16(to_bf16(pair[0] + pair[1]));
+    for (const bf16 got : out) CHECK(std::isnan(want) ? std::isnan(from_bf16(got)) : from_bf16(got) == want);
+  }
+}
+
 void test_refusals(const KernelTable& kt) {
   ThreadPool pool(1);
   const Weights a = random_weights(TensorType::kF32, 4, 8, rng()), b = random_weights(TensorType::kF32, 4, 6, rng()),
@@ -308,6 +327,7 @@ int main() {
     test_dequantize(kt);
     test_pack_and_unpack(kt);
     test_rounding(kt);
+    test_stored_rounding(kt);
     test_refusals(kt);
   }
   return finish("gemm");

@@ -1,35 +1,36 @@
-// The softmax weights that become bf16 (attention_micro.inl), compiled here with the flags of AVX-512: how far they are from
-// powers of two, over all fractions that a float of one binade has.
+// The softmax weights that become bf16 (attention_micro.inl), compiled here with the flags of AVX-512 or AVX2: how far they are
+// from powers of two, over all fractions that a float of one binade has.
 #include <cfloat>
 #include <cmath>
 #include <cstdio>
 
-#define PINNATE_KERNEL_ISA avx512
 #include "../src/kernels/simd.h"
+#include "../src/kernels/unroll.h"
 
-namespace pinnate::avx512 {
+namespace pinnate::PINNATE_KERNEL_ISA {
 #include "../src/kernels/attention_micro.inl"
 }
 
 #include "isa_check.h"
 
 using namespace pinnate;
+namespace kernel = pinnate::PINNATE_KERNEL_ISA;
 using namespace pinnate::test;
 
 namespace {
 
 constexpr double kBound = 2.4e-7;  // the polynomial (8e-8) and the rounding of its sums
-
+constexpr int kAtOnce = kernel::kWidth;
 
 struct Results {
-  float at[16];
+  float at[kAtOnce];
 };
 
 Results powers(const float* x) {  // 2^x
-  avx512::Weights<Act::kBF16> weight(1.0f, 0.0f);
-  weight.unit = avx512::set1(1.0f), weight.offset = avx512::set1(0.0f);
+  kernel::Weights<Act::kBF16> weight(1.0f, 0.0f);
+  weight.unit = kernel::set1(1.0f), weight.offset = kernel::set1(0.0f);
   Results r;
-  avx512::store(r.at, weight(avx512::load(x)));
+  kernel::store(r.at, weight(kernel::load(x)));
   return r;
 }
 
@@ -43,11 +44,11 @@ uint16_t to_bf16(double x) {
 void test_every_fraction() {
   double worst = 0;
   int apart = 0;
-  for (int i = 0; i < 1 << 23; i += 16) {
-    alignas(64) float x[16];
-    for (int j = 0; j < 16; ++j) x[j] = std::ldexp(static_cast<float>(i + j), -23) - 2.0f;  // [-2, -1), exact
+  for (int i = 0; i < 1 << 23; i += kAtOnce) {
+    alignas(64) float x[kAtOnce];
+    for (int j = 0; j < kAtOnce; ++j) x[j] = std::ldexp(static_cast<float>(i + j), -23) - 2.0f;  // [-2, -1), exact
     const Results got = powers(x);
-    for (int j = 0; j < 16; ++j) {
+    for (int j = 0; j < kAtOnce; ++j) {
       const double want = std::exp2(static_cast<double>(x[j]));
       worst = std::fmax(worst, std::fabs(got.at[j] / want - 1));
       const int steps = std::abs(to_bf16(got.at[j]) - to_bf16(want));
@@ -62,27 +63,27 @@ void test_every_fraction() {
 // Whole powers of two are exact: other binades give the same bits, shifted.
 void test_every_power() {
   for (int n = 0; n < 124; ++n)
-    for (int i = 0; i < 1 << 10; i += 16) {
-      alignas(64) float base[16], x[16];
-      for (int j = 0; j < 16; ++j) base[j] = static_cast<float>(i + j) / 1024 - 2.0f, x[j] = base[j] - static_cast<float>(n);
+    for (int i = 0; i < 1 << 10; i += kAtOnce) {
+      alignas(64) float base[kAtOnce], x[kAtOnce];
+      for (int j = 0; j < kAtOnce; ++j) base[j] = static_cast<float>(i + j) / 1024 - 2.0f, x[j] = base[j] - static_cast<float>(n);
       const Results one = powers(base), other = powers(x);
-      for (int j = 0; j < 16; ++j)
+      for (int j = 0; j < kAtOnce; ++j)
         check(other.at[j] == std::ldexp(one.at[j], -n), "shifted", other.at[j], std::ldexp(one.at[j], -n));
     }
 }
 
 void test_near_zero_and_far() {
   for (float size = 1.0f; size > 1e-38f; size /= 2) {
-    alignas(64) float x[16];
-    for (int j = 0; j < 16; ++j) x[j] = (j % 2 ? size : -size) * (1.0f + static_cast<float>(j) / 16);
+    alignas(64) float x[kAtOnce];
+    for (int j = 0; j < kAtOnce; ++j) x[j] = (j % 2 ? size : -size) * (1.0f + static_cast<float>(j) / 16);
     const Results got = powers(x);
-    for (int j = 0; j < 16; ++j) {
+    for (int j = 0; j < kAtOnce; ++j) {
       const double error = std::fabs(got.at[j] / std::exp2(static_cast<double>(x[j])) - 1);
       check(error < kBound, "near zero", error, kBound);
     }
   }
-  alignas(64) float far[16];
-  for (int j = 0; j < 16; ++j) far[j] = j % 2 ? -INFINITY : -1000.0f - static_cast<float>(j);
+  alignas(64) float far[kAtOnce];
+  for (int j = 0; j < kAtOnce; ++j) far[j] = j % 2 ? -INFINITY : -1000.0f - static_cast<float>(j);
   for (float w : powers(far).at) check(w == 0.0f, "nothing at a distance", w, 0);
 }
 
@@ -96,8 +97,8 @@ void test_near_zero_and_far() {
 
 int main() {
   __builtin_cpu_init();
-  if (!__builtin_cpu_supports("avx512bf16")) {
-    std::puts("test_softmax: this CPU has no AVX-512 BF16");
+  if (kAtOnce == 16 ? !__builtin_cpu_supports("avx512bf16") : !__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) {
+    std::puts("test_softmax: not this CPU's instruction set");
     return 0;
   }
   __builtin_ia32_ldmxcsr(__builtin_ia32_stmxcsr() | 0x8040);  // FTZ, DAZ

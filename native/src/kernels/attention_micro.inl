@@ -221,6 +221,21 @@ struct Weights<Act::kBF16> {
     return _mm512_scalef_ps(polynomial(_mm512_reduce_ps(x, 0x09), kP), x);
   }
 };
+#elif defined(__AVX2__) && defined(__FMA__)
+// The same. p is in [1, 2), and its exponent takes the integer part: at -127, where p is 1, that gives +0; what is between that
+// and -126 is subnormal, which is zero here.
+template <>
+struct Weights<Act::kBF16> {
+  vf unit, offset;
+  Weights(float scale, float relative_to)
+      : unit(set1(scale * 1.44269504f)), offset(min(set1(0.0f) - set1(relative_to) * unit, set1(FLT_MAX))) {}
+  vf operator()(vf score) const {
+    constexpr float kP[] = {1.86713017e-3f, 9.01702978e-3f, 5.57999127e-2f, 2.40164444e-1f, 6.93151295e-1f, 1.0f};
+    const vf x = max(set1(-127.0f), fma(score, unit, offset)), whole = _mm256_floor_ps(x);
+    const __m256i exponent = _mm256_slli_epi32(_mm256_cvtps_epi32(whole), 23);
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(polynomial(x - whole, kP)), exponent));
+  }
+};
 #endif
 
 // Stores the weights of two tiles as a left operand of Dot<A> and adds them, as rounded there, to the lane sums, unless the
