@@ -5,7 +5,8 @@
 //        [--json]
 // One line for each model, format and number of rows; with --json one JSON object a line for each product, too ("step" is
 // all of them together). The limit of a product is max(operations / peak, bytes of packed weights / read speed); `share`
-// is how much of it is reached (the peak of int4 is taken for int8's: with AVX2 it is higher). Products are interleaved as in a step, so that none finds its weights in a cache.
+// is how much of it is reached (int4 has int8's peak, below its own with AVX2). Products are interleaved as in a step, so that
+// none finds its weights in a cache.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

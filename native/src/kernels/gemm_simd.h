@@ -72,10 +72,14 @@ PINNATE_INLINE vf vlow(const bf16* pairs) { return _mm256_castsi256_ps(_mm256_sl
 PINNATE_INLINE vf vhigh(const bf16* pairs) {
   return _mm256_castsi256_ps(_mm256_and_si256(vload_pairs(pairs), _mm256_set1_epi32(static_cast<int>(0xffff0000))));
 }
-PINNATE_INLINE void vstore_bf16(bf16* p, vf v) {
-  uint32_t u[kLanes];
-  _mm256_storeu_ps(reinterpret_cast<float*>(u), v);
-  for (int i = 0; i < kLanes; ++i) p[i] = to_bf16_bits(u[i]);
+PINNATE_INLINE void vstore_bf16(bf16* p, vf v) {  // to_bf16_bits of each lane
+  const __m256i u = _mm256_castps_si256(v), high = _mm256_srli_epi32(u, 16);
+  const __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
+  const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7fff)), odd), 16);
+  const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+  const __m256i bits = _mm256_blendv_epi8(rounded, _mm256_or_si256(high, _mm256_set1_epi32(0x40)), is_nan);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                   _mm_packus_epi32(_mm256_castsi256_si128(bits), _mm256_extracti128_si256(bits, 1)));
 }
 // p * 2^n; `t` is n + 1.5 * 2^23, whose low bits are n as an integer.
 PINNATE_INLINE vf vscale2(vf p, vf, vf t) {
