@@ -38,7 +38,7 @@ constexpr int64_t kChunkRows = 96;                   // rows whose sums rest in 
 constexpr int64_t kSliceBlocks = 20;                 // blocks of k: half a panel of them stays in L1 while row groups pass
 constexpr int64_t kStreamBlocks = 96;                // the same in L2, for two row groups
 constexpr int64_t kFetchers = 4;                     // row groups that fetch parts of the next panel
-constexpr int64_t kAheadBlocks = kLanes == 8 ? 6 : 3;  // how far ahead a single row (with AVX2, a single group) fetches
+constexpr int64_t kAheadBlocks = kLanes == 8 ? 6 : 3;  // how far ahead a single row (with AVX2, one group) fetches
 
 // Of a block of half a panel: its weights, and with them the scales (int4: and minima).
 constexpr int64_t data_bytes(WeightFormat f) { return kQuantBlock * kHalf / (f == WeightFormat::kInt8 ? 1 : 2); }
@@ -169,9 +169,10 @@ void add_slice(const GemmArgs& a, int64_t chunk, int64_t rows, int64_t panel, in
     const unsigned char* packed = w.data + panel * w.panel_bytes + half * (w.panel_bytes / 2) + b0 * unit;
     Slice s{packed, blocks, b0 == 0, x, ldx, nullptr, 0};
     // One row reads a stream and fetches what is a little ahead in it (with VNNI, two to one group gain nothing by that; with
-    // AVX2, 2 and 4 rows took 9.5 and 11.0 ms without, 6.2 and 6.4 ms with it). Several groups share fetching what comes next, which would wait for memory while only the first of them computes: with two, which go
-    // through all panels, that is what lies next in memory; with more, the next panel of this thread. Beyond the last panel
-    // there is probably the next product's weight.
+    // AVX2, 2 and 4 rows took 9.5 and 11.0 ms without, 6.2 and 6.4 ms with it). Several groups share fetching what comes next,
+    // which would wait for memory while only the first of them computes: with two, which go through all panels, that is what
+    // lies next in memory; with more, the next panel of this thread. Beyond the last panel there is probably the next
+    // product's weight.
     const int64_t fetchers = min64(groups, kFetchers);
     const int64_t next = groups == 2 && a.ahead == 1 ? blocks * unit : a.ahead * w.panel_bytes;
     const int64_t ahead = groups == 1 ? kAheadBlocks * unit : next;
