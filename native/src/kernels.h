@@ -199,7 +199,7 @@ struct KernelTable {
 
   // peak.cpp: the machine's limits. Runs about `seconds`; returns operations done (flops or int8 ops).
   double (*peak_flops)(Act act, double seconds);
-  double (*peak_int8)(double seconds);  // 0 where the ISA has no int8 dot product
+  double (*peak_int8)(double seconds);  // 0 with portable
 };
 
 const KernelTable& kernels_portable();

@@ -5,8 +5,9 @@
 //        [--json]
 // One line for each model, format and number of rows; with --json one JSON object a line for each product, too ("step" is
 // all of them together). The limit of a product is max(operations / peak, bytes of packed weights / read speed); `share`
-// is how much of it is reached. Products are interleaved as in a step, so that none finds its weights in a cache. With one
-// thread the time is the thread's CPU time, so that other processes on the machine disturb it less.
+// is how much of it is reached (int4 has int8's peak, below its own with AVX2). Products are interleaved as in a step, so that
+// none finds its weights in a cache. With one thread the time is the thread's CPU time, so that other processes on the machine
+// disturb it less.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>

@@ -38,7 +38,7 @@ constexpr int64_t kChunkRows = 96;                   // rows whose sums rest in 
 constexpr int64_t kSliceBlocks = 20;                 // blocks of k: half a panel of them stays in L1 while row groups pass
 constexpr int64_t kStreamBlocks = 96;                // the same in L2, for two row groups
 constexpr int64_t kFetchers = 4;                     // row groups that fetch parts of the next panel
-constexpr int64_t kAheadBlocks = 3;                  // how far ahead a single row fetches
+constexpr int64_t kAheadBlocks = kLanes == 8 ? 6 : 3;  // how far ahead a single row (with AVX2, one group) fetches
 
 // Of a block of half a panel: its weights, and with them the scales (int4: and minima).
 constexpr int64_t data_bytes(WeightFormat f) { return kQuantBlock * kHalf / (f == WeightFormat::kInt8 ? 1 : 2); }
@@ -46,15 +46,13 @@ constexpr int64_t unit_bytes(WeightFormat f) { return data_bytes(f) + kHalf * (f
 
 PINNATE_INLINE int64_t blocks_of(int64_t k) { return (k + kQuantBlock - 1) / kQuantBlock; }
 
-#if defined(__AVX512VNNI__)
-constexpr int kRows = 6;  // 6 x 2 integer and as many float accumulators, of 32 registers
-template <int R>
-constexpr int kVectors = 2;
+#if defined(__AVX2__)
+constexpr int kRows = 6;  // 6 x 2 integer accumulators and, with 32 registers, as many of floats
 #else
 constexpr int kRows = 4;
+#endif
 template <int R>
 constexpr int kVectors = R == 1 && kLanes == 8 ? 4 : 2;
-#endif
 
 // ---- micro kernels: c [R][64], columns of one half, (+)= x [R] * half panel -----------------------------------------
 
@@ -105,6 +103,9 @@ PINNATE_INLINE void dot_block(vi (&dot)[R][V], const unsigned char* w, const uns
   }
 }
 
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+#include "quant_avx2.inl"
+#else
 template <int R, WeightFormat F>
 void micro(const Slice& s, float* c) {
   constexpr int V = kVectors<R>;
@@ -139,6 +140,7 @@ void micro(const Slice& s, float* c) {
       for (int v = 0; v < V; ++v) vstore(c + r * kPanel + column + v * kLanes, acc[r][v]);
   }
 }
+#endif
 
 template <WeightFormat F>
 void micro_of(int64_t rows, const Slice& s, float* c) {
@@ -146,7 +148,7 @@ void micro_of(int64_t rows, const Slice& s, float* c) {
     case 1: return micro<1, F>(s, c);
     case 2: return micro<2, F>(s, c);
     case 3: return micro<3, F>(s, c);
-#if defined(__AVX512VNNI__)
+#if defined(__AVX2__)
     case 4: return micro<4, F>(s, c);
     case 5: return micro<5, F>(s, c);
 #endif
@@ -166,14 +168,15 @@ void add_slice(const GemmArgs& a, int64_t chunk, int64_t rows, int64_t panel, in
   for (int64_t half = halves.first; half < halves.last; ++half) {
     const unsigned char* packed = w.data + panel * w.panel_bytes + half * (w.panel_bytes / 2) + b0 * unit;
     Slice s{packed, blocks, b0 == 0, x, ldx, nullptr, 0};
-    // One row reads a stream and fetches what is a little ahead in it (two to one group gain nothing by that). Several groups
-    // share fetching what comes next, which would wait for memory while only the first of them computes: with two, which go
-    // through all panels, that is what lies next in memory; with more, the next panel of this thread. Beyond the last panel
-    // there is probably the next product's weight.
+    // One row reads a stream and fetches what is a little ahead in it (with VNNI, two to one group gain nothing by that; with
+    // AVX2, 2 and 4 rows took 9.5 and 11.0 ms without, 6.2 and 6.4 ms with it). Several groups share fetching what comes next,
+    // which would wait for memory while only the first of them computes: with two, which go through all panels, that is what
+    // lies next in memory; with more, the next panel of this thread. Beyond the last panel there is probably the next
+    // product's weight.
     const int64_t fetchers = min64(groups, kFetchers);
     const int64_t next = groups == 2 && a.ahead == 1 ? blocks * unit : a.ahead * w.panel_bytes;
     const int64_t ahead = groups == 1 ? kAheadBlocks * unit : next;
-    const bool fetch = a.ahead > 0 && (rows == 1 || groups > 1) &&
+    const bool fetch = a.ahead > 0 && (rows == 1 || groups > 1 || kLanes == 8) &&
                        (a.ahead == 1 || packed + ahead < w.data + w.panels * w.panel_bytes);
     const int64_t lines = (unit / 64 + fetchers - 1) / fetchers;
     for (int64_t g = 0; g < groups; ++g) {  // groups of nearly equal size: no thin one at the end
