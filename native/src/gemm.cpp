@@ -209,7 +209,7 @@ void gemm_stream(const KernelTable& kernels, ThreadPool& pool, GemmArgs a, Prepa
 }
 
 int64_t gemm_scratch(const KernelTable& kernels, const PackedWeight& w, int64_t m) {
-  if (quantizes(kernels, w)) return m * quantized_row_bytes(w.k);
+  if (quantizes(kernels, w)) return m * kernels.quantized_row_bytes(w);
   const int64_t rows = ceil_div(m, kernels.gemm_rows) * kernels.gemm_rows, block = kernels.arranged_block;
   return arranges(kernels, w, m) ? rows * ceil_div(w.k, block) * block * kernels.arranged_size : 0;
 }

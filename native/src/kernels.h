@@ -41,11 +41,7 @@ struct SourceMatrix {
   const int32_t* row_order = nullptr;  // row i is stored at row_order[i]
 };
 
-// Bytes of a row of k activations, quantised for a product with a quantised weight.
-constexpr int64_t kQuantBlock = 32;  // elements that share a scale
-constexpr int64_t quantized_row_bytes(int64_t k) {
-  return ((k + kQuantBlock - 1) / kQuantBlock * (kQuantBlock + 8) + 63) / 64 * 64;
-}
+constexpr int64_t kQuantBlock = 32;  // elements of a quantised weight, and of activations, that share a scale
 
 // ---- gemm ---------------------------------------------------------------------------------------------------------
 enum class Epilogue : int {
@@ -172,8 +168,10 @@ struct KernelTable {
   void (*quant_layout)(PackedWeight& w);
   void (*quant_pack_panel)(const SourceMatrix* sources, int count, PackedWeight& w, int64_t panel);
   void (*quant_unpack_rows)(const PackedWeight& w, const int32_t* ids, int64_t count, float scale, float* out, int64_t ldo);
-  // Rows [m0, m1) of a.x -> a.scratch as signed bytes, with a scale for each row and 32 columns.
+  // Rows [m0, m1) of a.x -> a.scratch as signed integers in [-levels, levels], with a scale for each row and 32 columns.
   void (*quantize_rows)(const GemmArgs& a, int64_t m0, int64_t m1);
+  int64_t (*quantized_row_bytes)(const PackedWeight& w);
+  int int8_levels = 127, int4_levels = 127;  // of rows for a product with such a weight
   void (*quant_tile)(const GemmArgs& a, int64_t m0, int64_t m1, int64_t panel);  // reads the rows in a.scratch
   bool quantizes_bf16 = true;  // else quant_tile reads rows of bf16 in a.x as they are, and rounds weights to bf16
 

@@ -45,8 +45,9 @@ std::string label(const KernelTable& kt, WeightFormat f, const std::string& more
 // Whether rows of `act` stay as they are, and weights are rounded to bf16 instead.
 bool keeps(const KernelTable& kt, Act act) { return act == Act::kBF16 && !kt.quantizes_bf16; }
 
-// The rows as the product sees them: each block of 32 rounded to multiples of a 127th of its largest magnitude, or none.
-std::vector<double> rounded(const KernelTable& kt, const Rows& x) {
+// The rows as the product sees them: each block of 32 rounded to multiples of a 127th (or so) of its largest magnitude, or none.
+std::vector<double> rounded(const KernelTable& kt, WeightFormat format, const Rows& x) {
+  const float levels = static_cast<float>(format == WeightFormat::kInt8 ? kt.int8_levels : kt.int4_levels);
   std::vector<double> out;
   for (int64_t r = 0; r < x.m; ++r)
     for (int64_t i = 0; i < x.k; ++i) {
@@ -56,7 +57,7 @@ std::vector<double> rounded(const KernelTable& kt, const Rows& x) {
       }
       float largest = 0;
       for (int64_t j = i / 32 * 32; j < std::min(x.k, i / 32 * 32 + 32); ++j) largest = std::max(largest, static_cast<float>(std::fabs(x.at(r, j))));
-      const float step = largest * (1.0f / 127), inverse = largest == 0 ? 0.0f : 127.0f / largest;
+      const float step = largest * (1.0f / levels), inverse = largest == 0 ? 0.0f : levels / largest;
       out.push_back(static_cast<double>(std::nearbyintf(static_cast<float>(x.at(r, i)) * inverse)) * static_cast<double>(step));
     }
   return out;
@@ -216,7 +217,7 @@ void test_plain(const KernelTable& kt, ThreadPool& pool, WeightFormat format, Ac
   const PackedWeight packed = pack(kt, pool, arena, sources, s.n > n0 ? 2 : 1, act, false, format);
   const std::vector<float> w = weights_of(kt, packed);
   const Rows x = random_rows(rng(), act, s.m, s.k, s.k + 5);
-  const std::vector<double> xs = rounded(kt, x);
+  const std::vector<double> xs = rounded(kt, format, x);
   const bool with_bias = (s.m + static_cast<int64_t>(e)) % 2 == 0, f32 = e != Epilogue::kStoreAct || act == Act::kF32;
   std::vector<float> bias(static_cast<size_t>(s.n));
   for (auto& b : bias) b = static_cast<float>(rng()() % 1000) / 500;
@@ -251,7 +252,7 @@ void test_swiglu(const KernelTable& kt, ThreadPool& pool, WeightFormat format, A
   const std::vector<float> u = weights_of(kt, pack(kt, pool, arena, sources + 1, 1, act, false, format));
   const PackedWeight packed = pack(kt, pool, arena, sources, 2, act, true, format);
   const Rows x = random_rows(rng(), act, s.m, s.k, s.k);
-  const std::vector<double> xs = rounded(kt, x);
+  const std::vector<double> xs = rounded(kt, format, x);
   const bool f32 = act == Act::kF32;
   std::vector<unsigned char> out(static_cast<size_t>(s.m * s.n) * act_bytes(act));
   const AlignedBuffer scratch = scratch_for(kt, packed, s.m);
@@ -386,7 +387,8 @@ void test_agreement(const std::vector<KernelTable>& all) {
       const std::vector<float> held = unpacked(kt, packed);
       if (weights.empty()) weights = held;
       CHECK_IN(weights == held, label(kt, format, "weights").c_str());
-      if (!kt.quantizes_bf16) continue;  // test_plain knows what it should give
+      const int levels = format == WeightFormat::kInt8 ? kt.int8_levels : kt.int4_levels;
+      if (!kt.quantizes_bf16 || levels != 127) continue;  // test_plain knows what it should give
       if (products.empty()) products = out;
       bool near = true;
       for (size_t i = 0; i < out.size(); ++i) near = near && std::fabs(out[i] - products[i]) <= 1e-4f;

@@ -41,7 +41,7 @@ struct Slice {
 #if defined(__AVX512BF16__)
 constexpr int64_t kSide = kPanel;
 constexpr int64_t kBlock[2] = {128, 2048};  // k of a block, by Act: 256 KiB of bf16 panel stay in L2, R rows of x in L1
-constexpr int64_t kStreamBlock[2] = {128, 128};  // where two groups read a stream
+constexpr int64_t kStreamBlock[2] = {128, 256};  // where two groups read a stream
 
 PINNATE_INLINE __m512bh bits_bh(__m512i v) { return (__m512bh)v; }
 
@@ -81,8 +81,7 @@ constexpr int kVectors = 4;
 
 #else
 constexpr int64_t kSide = kHalf;
-constexpr int64_t kBlock[2] = {128, 128};  // 16 KiB of a panel and R rows of x as floats stay in L1
-constexpr int64_t kStreamBlock[2] = {128, 128};
+constexpr int64_t kBlock[2] = {128, 128};  // the slice of half a panel, what is fetched and R rows of x as floats stay in L1
 
 // 16 registers: at most 12 accumulators, and enough of them to hide the latency of a multiply-add.
 template <int R>
@@ -224,35 +223,51 @@ PINNATE_INLINE int64_t float_at(const PackedWeight& w, int64_t k, int64_t column
   return (column / kSide * w.k + k) * kSide + column % kSide;
 }
 
+// How groups of rows walk through a panel.
+struct Walk {
+  int64_t block;            // k of a slice
+  int64_t fetchers, lines;  // leading groups that fetch what comes next, and how many lines of it for each packed row
+  int64_t ahead;            // bytes from a slice to that; 0: what lies next in memory
+};
+
+#if defined(__AVX512BF16__)
+// Where there are rows enough to keep this core computing, two to four groups fetch the next panel into L2 meanwhile. Two groups
+// that go through all panels fetch what lies next in memory, slice by slice.
+Walk walk_of(const GemmArgs& a, int64_t panel, int64_t groups) {
+  const int act = static_cast<int>(a.w->act);
+  if (groups == 2 && a.ahead == 1) return {kStreamBlock[act], 2, 2, 0};
+  const bool fetch = groups >= 2 && a.ahead > 0 && panel + a.ahead < a.w->panels;
+  return {kBlock[act], !fetch ? 0 : groups == 2 ? 2 : 4, groups == 2 ? 2 : 1, a.ahead * a.w->panel_bytes};
+}
+#else
+Walk walk_of(const GemmArgs& a, int64_t, int64_t groups) {
+  return {kBlock[static_cast<int>(a.w->act)], 2, groups == 1 ? 2 : 1, 0};
+}
+#endif
+
 void gemm_tile(const GemmArgs& a, int64_t m0, int64_t m1, int64_t panel) {
   const PackedWeight& w = *a.w;
 #if defined(__AMX_BF16__)
   if (w.act == Act::kBF16) return tile_gemm(a, m0, m1, panel);
 #endif
-  const int act = static_cast<int>(w.act);
   const int64_t row_size = kSide * (w.act == Act::kF32 ? 4 : 2);  // bytes for one k
   const Halves sides = kSide == kPanel ? Halves{0, 1} : halves_of(a);
   alignas(64) float sums[kChunkRows * kPanel];
   for (int64_t chunk = m0; chunk < m1; chunk += kChunkRows) {
     const int64_t rows = min64(kChunkRows, m1 - chunk), groups = (rows + kRows - 1) / kRows;
-    // Where there are rows enough to keep this core computing, two to four groups fetch the next panel into L2 meanwhile.
-    // Two groups that go through all panels fetch what lies next in memory, slice by slice; where vectors are short, any do.
-    const bool stream = kSide < kPanel || (groups == 2 && a.ahead == 1);
-    const bool prefetch = stream || (groups >= 2 && a.ahead > 0 && panel + a.ahead < w.panels);
-    const int64_t lines = !prefetch ? 0 : groups == (kSide == kPanel ? 2 : 1) ? 2 : 1;
-    const int64_t fetchers = groups == 2 || kSide < kPanel ? 2 : 4;
-    const int64_t block = stream ? kStreamBlock[act] : kBlock[act];
-    const bool whole = w.k <= block && kSide == kPanel;
+    const Walk walk = walk_of(a, panel, groups);
+    const bool whole = kSide == kPanel && w.k <= walk.block;
     for (int64_t side = sides.first; side < sides.last; ++side) {
       const unsigned char* data = w.data + panel * w.panel_bytes + side * (w.panel_bytes * kSide / kPanel);
-      for (int64_t k0 = 0; k0 < w.k; k0 += block) {
-        const int64_t length = min64(block, w.k - k0), packed_rows = w.act == Act::kF32 ? length : length / 2;
+      for (int64_t k0 = 0; k0 < w.k; k0 += walk.block) {
+        const int64_t length = min64(walk.block, w.k - k0), packed_rows = w.act == Act::kF32 ? length : length / 2;
         Slice s{data + k0 * row_size, length, k0 == 0, nullptr, 0};
+        const unsigned char* next = s.b + (walk.ahead != 0 ? walk.ahead : length * row_size);
         for (int64_t g = 0; g < groups; ++g) {  // groups of nearly equal size: no thin one at the end
           const int64_t r0 = rows * g / groups, count = rows * (g + 1) / groups - r0;
           float* c = sums + (whole ? 0 : r0 * kPanel) + side * kSide;
-          s.lines = g < fetchers ? lines : 0;
-          s.ahead = s.b + (stream ? length * row_size : a.ahead * w.panel_bytes) + g * lines * packed_rows * 64;
+          s.lines = g < walk.fetchers ? walk.lines : 0;
+          s.ahead = next + g * walk.lines * packed_rows * 64;
           micro_rows(count, a, s, chunk + r0, k0, c);
           if (whole) finish(a, chunk + r0, count, panel, c);
         }

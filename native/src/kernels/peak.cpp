@@ -101,14 +101,13 @@ double peak_int8([[maybe_unused]] double seconds) {
            burst(_mm512_setzero_si512(), [&](__m512i c) { return _mm512_dpbusd_epi32(c, a, b); });
          });
 #elif defined(__AVX2__)
-  // What stands for the instruction (quant_simd.h). One register is both operands, for the accumulators to have twelve; each
-  // step hides it, or signs would be computed once.
-  const __m256i ones = _mm256_set1_epi16(1);
-  __m256i w = _mm256_set1_epi8(1);
-  return 64 * repeat(seconds, [&] {
+  // What stands for the instruction (quant_avx2.inl): 8 columns and 2 k.
+  const __m256i a = _mm256_set1_epi16(1), b = _mm256_set1_epi16(2);
+  return 32 * repeat(seconds, [&] {
            burst(_mm256_setzero_si256(), [&](__m256i c) __attribute__((always_inline)) {
-             __asm__ volatile("" : "+x"(w));
-             return _mm256_add_epi32(c, _mm256_madd_epi16(_mm256_maddubs_epi16(w, _mm256_sign_epi8(w, w)), ones));
+             __m256i w = a;
+             __asm__ volatile("" : "+x"(w));  // else the product is computed once
+             return _mm256_add_epi32(c, _mm256_madd_epi16(w, b));
            });
          });
 #else

@@ -3,8 +3,9 @@
 // Packed layout: a panel is two halves of 32 columns (with swiglu: gate and up), each half a stream of blocks of 32 k:
 //   int8: [8 groups][32 columns][4 k] bytes (plus kWeightBias), 32 scales (half): 1088 bytes;
 //   int4: [4 groups][32 columns][4 k] bytes, the low nibbles group g, the high ones group g + 4, 32 scales, 32 minima: 640.
-// A row of activations is a sequence of blocks: 32 signed bytes, their scale (float), and what the sum of the bytes adds
-// to a dot product: int8: -kWeightBias * sum (int32); int4: scale * sum (float), to be multiplied by the minimum.
+// A row of activations is a sequence of blocks: 32 signed integers, of one byte (int8 with AVX2: of two, quant_avx2.inl), their
+// scale (float), and what their sum adds to a dot product: int8: -kWeightBias * sum (int32); int4: scale * sum (float), to be
+// multiplied by the minimum.
 //
 // With tile registers, rows of bf16 stay as they are and weights become bf16 (quant_amx.inl); all else here is of other rows
 // and CPUs.
@@ -20,6 +21,7 @@
 // does not pay.
 #include "quant_simd.h"
 #include "register.h"
+#include "unroll.h"
 
 #if defined(__AMX_BF16__)
 #include "amx.h"
@@ -33,7 +35,8 @@ namespace {
 #include "quant_blocks.inl"
 
 constexpr int64_t kGroupBytes = kHalf * 4;  // a group of 4 k of all columns of a half
-constexpr int64_t kRowBlockBytes = kQuantBlock + 8;  // a block of a row of activations
+constexpr int64_t integer_bytes(WeightFormat f) { return kQuantBlock * (f == WeightFormat::kInt8 && kWideRows ? 2 : 1); }
+constexpr int64_t row_block_bytes(WeightFormat f) { return integer_bytes(f) + 8; }  // a block of a row of activations
 constexpr int64_t kChunkRows = 96;                   // rows whose sums rest in memory while k is walked
 constexpr int64_t kSliceBlocks = 20;                 // blocks of k: half a panel of them stays in L1 while row groups pass
 constexpr int64_t kStreamBlocks = 96;                // the same in L2, for two row groups
@@ -45,6 +48,8 @@ constexpr int64_t data_bytes(WeightFormat f) { return kQuantBlock * kHalf / (f =
 constexpr int64_t unit_bytes(WeightFormat f) { return data_bytes(f) + kHalf * (f == WeightFormat::kInt8 ? 2 : 4); }
 
 PINNATE_INLINE int64_t blocks_of(int64_t k) { return (k + kQuantBlock - 1) / kQuantBlock; }
+
+int64_t quantized_row_bytes(const PackedWeight& w) { return (blocks_of(w.k) * row_block_bytes(w.format) + 63) / 64 * 64; }
 
 #if defined(__AVX2__)
 constexpr int kRows = 6;  // 6 x 2 integer accumulators and, with 32 registers, as many of floats
@@ -85,7 +90,10 @@ PINNATE_INLINE void dot_block(vi (&dot)[R][V], const unsigned char* w, const uns
     for (int v = 0; v < V; ++v) b[v] = weights(v);
     for (int r = 0; r < R; ++r) {
       const vi a = iset(load_int(x + r * ldx + group * 4));
-      for (int v = 0; v < V; ++v) dot[r][v] = (F == WeightFormat::kInt8 ? dot_bytes : dot_nibbles)(dot[r][v], b[v], a);
+      for (int v = 0; v < V; ++v) {
+        if constexpr (F == WeightFormat::kInt4) dot[r][v] = dot_nibbles(dot[r][v], b[v], a);
+        else dot[r][v] = dot_bytes(dot[r][v], b[v], a);
+      }
     }
   };
   constexpr int64_t kVectorBytes = kLanes * 4;
@@ -114,7 +122,7 @@ void micro(const Slice& s, float* c) {
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < V; ++v) acc[r][v] = s.first ? vset(0.0f) : vload(c + r * kPanel + column + v * kLanes);
     const unsigned char *w = s.w, *x = s.x, *ahead = s.ahead;
-    for (int64_t b = 0; b < s.blocks; ++b, w += unit_bytes(F), x += kRowBlockBytes) {
+    for (int64_t b = 0; b < s.blocks; ++b, w += unit_bytes(F), x += row_block_bytes(F)) {
       for (int64_t line = column == 0 ? s.lines : 0; line > 0; --line, ahead += 64) __builtin_prefetch(ahead, 0, 2);
       vi dot[R][V];
       for (int r = 0; r < R; ++r)
@@ -161,8 +169,8 @@ void micro_of(int64_t rows, const Slice& s, float* c) {
 // Rows [chunk, chunk + rows) of the product with blocks [b0, b0 + blocks) of the halves of a panel, into sums.
 void add_slice(const GemmArgs& a, int64_t chunk, int64_t rows, int64_t panel, int64_t b0, int64_t blocks, float* sums) {
   const PackedWeight& w = *a.w;
-  const int64_t groups = (rows + kRows - 1) / kRows, ldx = quantized_row_bytes(w.k), unit = unit_bytes(w.format);
-  const unsigned char* x = a.scratch + chunk * ldx + b0 * kRowBlockBytes;
+  const int64_t groups = (rows + kRows - 1) / kRows, ldx = quantized_row_bytes(w), unit = unit_bytes(w.format);
+  const unsigned char* x = a.scratch + chunk * ldx + b0 * row_block_bytes(w.format);
   const auto micro_rows = w.format == WeightFormat::kInt8 ? micro_of<WeightFormat::kInt8> : micro_of<WeightFormat::kInt4>;
   const Halves halves = halves_of(a);
   for (int64_t half = halves.first; half < halves.last; ++half) {
@@ -227,24 +235,28 @@ PINNATE_INLINE void quantize_block(const vf (&x)[kBlockVectors], WeightFormat fo
   float largest;
   std::memcpy(&largest, &bits, 4);
   const bool finite = bits < 0x7f800000, tiny = largest < 1e-30f;  // the inverse must be finite, too
-  const float scale = !finite ? __builtin_nanf("") : tiny ? 0.0f : largest * (1.0f / 127);
-  const float inverse = !finite || tiny ? 0.0f : 127.0f / largest;
+  const bool wide = kWideRows && format == WeightFormat::kInt8;
+  const float levels = wide ? 32767.0f : 127.0f;
+  const float scale = !finite ? __builtin_nanf("") : tiny ? 0.0f : largest * (wide ? 1.0f / 32767 : 1.0f / 127);
+  const float inverse = !finite || tiny ? 0.0f : levels / largest;
   for (int v = 0; v < kBlockVectors; ++v) {
     const vi32 q = to_ints(x[v] * vset(inverse));
-    store_bytes(out + v * kLanes, q);
+    if (wide) store_wide(out + v * kLanes * 2, q);
+    else store_bytes(out + v * kLanes, q);
     sum += q;
   }
   const int32_t total = sum_lanes(sum), correction = -kWeightBias * total;
   const float scaled = scale * static_cast<float>(total);
-  std::memcpy(out + kQuantBlock, &scale, 4);
-  std::memcpy(out + kQuantBlock + 4, format == WeightFormat::kInt8 ? static_cast<const void*>(&correction) : &scaled, 4);
+  out += integer_bytes(format);
+  std::memcpy(out, &scale, 4);
+  std::memcpy(out + 4, format == WeightFormat::kInt8 ? static_cast<const void*>(&correction) : &scaled, 4);
 }
 
 // The row at `row`, by load(pointer to kLanes elements).
 template <class T, class Load>
 PINNATE_INLINE void quantize_row(const T* row, int64_t k, WeightFormat format, unsigned char* out, Load load) {
   vf x[kBlockVectors];
-  for (; k >= kQuantBlock; k -= kQuantBlock, row += kQuantBlock, out += kRowBlockBytes) {
+  for (; k >= kQuantBlock; k -= kQuantBlock, row += kQuantBlock, out += row_block_bytes(format)) {
     for (int v = 0; v < kBlockVectors; ++v) x[v] = load(row + v * kLanes);
     quantize_block(x, format, out);
   }
@@ -258,7 +270,7 @@ PINNATE_INLINE void quantize_row(const T* row, int64_t k, WeightFormat format, u
 void quantize_rows(const GemmArgs& a, int64_t m0, int64_t m1) {
   const PackedWeight& w = *a.w;
   for (int64_t r = m0; r < m1; ++r) {
-    unsigned char* out = a.scratch + r * quantized_row_bytes(w.k);
+    unsigned char* out = a.scratch + r * quantized_row_bytes(w);
     if (w.act == Act::kF32)
       quantize_row(static_cast<const float*>(a.x) + r * a.ldx, w.k, w.format, out,
                    [](const float* p) __attribute__((always_inline)) { return vload(p); });
@@ -363,6 +375,8 @@ void register_quant(KernelTable& t) {
   t.quant_pack_panel = quant_pack_panel;
   t.quant_unpack_rows = quant_unpack_rows;
   t.quantize_rows = quantize_rows;
+  t.quantized_row_bytes = quantized_row_bytes;
+  t.int8_levels = kWideRows ? 32767 : 127;
   t.quant_tile = quant_tile;
 }
 

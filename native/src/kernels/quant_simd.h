@@ -1,7 +1,7 @@
 // Integer vectors for quant.cpp: dot products of groups of four bytes, for the instruction set this file is compiled for.
 //
-// A vector holds kLanes columns, four weights of consecutive k each. Activations are signed bytes in [-127, 127]. Every
-// dot product is exact, so all instruction sets agree on it.
+// A vector holds kLanes columns, four weights of consecutive k each. Activations are signed bytes in [-127, 127], or, with
+// kWideRows, 16 bits in [-32767, 32767] where weights have 8 bits. Every dot product is exact.
 #pragma once
 #include "gemm_simd.h"
 
@@ -13,6 +13,7 @@ using vi32 = int32_t __attribute__((vector_size(kLanes * 4)));  // for arithmeti
 
 using vi = __m512i;
 constexpr int kWeightBias = 128;  // int8 weights are stored as w + 128: the instruction takes unsigned times signed
+constexpr bool kWideRows = false;
 PINNATE_INLINE vi iset(int32_t i) { return _mm512_set1_epi32(i); }
 PINNATE_INLINE vi iload(const unsigned char* p) { return _mm512_load_si512(p); }
 PINNATE_INLINE vi low_nibbles(vi v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
@@ -39,7 +40,8 @@ PINNATE_INLINE int32_t sum_lanes(vi32 v) { return _mm512_reduce_add_epi32((vi)v)
 #elif defined(__AVX2__)
 
 using vi = __m256i;
-constexpr int kWeightBias = 0;
+constexpr int kWeightBias = 128;  // so that a mask and a shift make numbers of 16 bits of them
+constexpr bool kWideRows = true;
 PINNATE_INLINE vi iset(int32_t i) { return _mm256_set1_epi32(i); }
 PINNATE_INLINE vi iload(const unsigned char* p) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(p)); }
 PINNATE_INLINE vi low_nibbles(vi v) { return _mm256_and_si256(v, _mm256_set1_epi8(15)); }
@@ -48,13 +50,6 @@ PINNATE_INLINE vi high_nibbles(vi v) { return low_nibbles(_mm256_srli_epi16(v, 4
 PINNATE_INLINE vi in_order(vi sum) {
   __asm__("" : "+x"(sum));
   return sum;
-}
-// |w| times x with the sign of w: a pair is at most 2 * 128 * 127, which 16 bits hold. No other way is shorter: numbers of 16
-// bits (two vpmaddwd, two additions; tried: 105 to 114 GOP/s a core, this 112 to 118) and halves of 4 bits (two vpmaddubsw, two
-// additions) take as many instructions.
-PINNATE_INLINE vi dot_bytes(vi acc, vi w, vi x) {
-  const vi pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
-  return in_order(_mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))));
 }
 // Of 32 weights a 16-bit sum takes 16: at most 16 * 15 * 127.
 PINNATE_INLINE vi dot_nibbles(vi acc, vi w, vi x) { return in_order(_mm256_add_epi16(acc, _mm256_maddubs_epi16(w, x))); }
@@ -73,6 +68,12 @@ PINNATE_INLINE void store_bytes(unsigned char* p, vi32 v) {
   const int64_t both = _mm_cvtsi128_si64(_mm_unpacklo_epi32(_mm256_castsi256_si128(packed), _mm256_extracti128_si256(packed, 1)));
   std::memcpy(p, &both, 8);
 }
+// The low 16 bits of each lane; those of four neighbours as 0, 2, 1, 3.
+PINNATE_INLINE void store_wide(unsigned char* p, vi32 v) {
+  const vi order = _mm256_setr_epi64x(0x0d0c05040908'0100, 0, 0x0d0c05040908'0100, 0);
+  const vi packed = _mm256_shuffle_epi8((vi)v, order);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_unpacklo_epi64(_mm256_castsi256_si128(packed), _mm256_extracti128_si256(packed, 1)));
+}
 PINNATE_INLINE int32_t max_lane(vi32 v) {
   __m128i a = _mm_max_epi32(_mm256_castsi256_si128((vi)v), _mm256_extracti128_si256((vi)v, 1));
   a = _mm_max_epi32(a, _mm_shuffle_epi32(a, 0x4e));
@@ -89,6 +90,7 @@ PINNATE_INLINE int32_t sum_lanes(vi32 v) {
 using vs = int16_t __attribute__((vector_size(16)));
 using vu = uint16_t __attribute__((vector_size(16)));
 constexpr int kWeightBias = 0;
+constexpr bool kWideRows = false;
 PINNATE_INLINE vi iset(int32_t i) { return vi{i, i, i, i}; }
 PINNATE_INLINE vi iload(const unsigned char* p) {
   vi v;
@@ -124,6 +126,10 @@ PINNATE_INLINE int32_t max_lane(vi32 v) {
 }
 PINNATE_INLINE int32_t sum_lanes(vi32 v) { return (v[0] + v[1]) + (v[2] + v[3]); }
 
+#endif
+
+#if !(defined(__AVX2__) && !defined(__AVX512VNNI__))
+PINNATE_INLINE void store_wide(unsigned char*, vi32) {}  // no kWideRows
 #endif
 
 }  // namespace pinnate::PINNATE_KERNEL_ISA
