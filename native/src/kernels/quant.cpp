@@ -1,4 +1,4 @@
-// Matrix product of quantised weights and activations quantised to signed bytes: packing, unpacking, tiles.
+// Matrix product of quantised weights and quantised activations: packing, unpacking, tiles.
 //
 // Packed layout: a panel is two halves of 32 columns (with swiglu: gate and up), each half a stream of blocks of 32 k:
 //   int8: [8 groups][32 columns][4 k] bytes (plus kWeightBias), 32 scales (half): 1088 bytes;
