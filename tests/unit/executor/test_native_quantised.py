@@ -165,7 +165,7 @@ def to_integers(x: np.ndarray, largest: int) -> np.ndarray:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(("type_", "quantization"), EXACT)
 def test_one_operand_is_rounded_and_nothing_else_is(type_, quantization, isa):
-    """Activations to 8 bits in blocks (16 where AVX2 multiplies weights of 8); with tile registers, weights to bfloat16."""
+    """Activations to 8 bits in blocks (AVX2, weights of 8: to 16); with tile registers, weights to bfloat16."""
     rng = np.random.default_rng(5)
     # Blocks of very different size: one scale for a whole row would lose the small ones.
     x = rng.standard_normal((50, 8, 32)) * 10.0 ** rng.integers(-3, 1, (50, 8, 1))
