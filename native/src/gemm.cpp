@@ -143,10 +143,12 @@ bool arranges(const KernelTable& kernels, const PackedWeight& w, int64_t m) {
          (kernels.arranges_always || m > kernels.gemm_rows);
 }
 
-// What is done with the rows before a product on all threads; null: nothing.
-auto preparation(const KernelTable& kernels, GemmArgs& a) {
+using Prepare = void (*)(const GemmArgs& a, int64_t m0, int64_t m1);
+
+// What is done with the rows before a product, which knows of it by `a`; null: nothing.
+Prepare preparation(const KernelTable& kernels, bool alone, GemmArgs& a) {
   if (quantizes(kernels, *a.w)) return kernels.quantize_rows;
-  a.arranged = kernels.arranges_always && arranges(kernels, *a.w, a.m);
+  a.arranged = (alone || kernels.arranges_always) && arranges(kernels, *a.w, a.m);
   return a.arranged ? kernels.arrange_rows : nullptr;
 }
 
@@ -171,8 +173,6 @@ void pause() {
   __builtin_ia32_pause();
 #endif
 }
-
-using Prepare = void (*)(const GemmArgs& a, int64_t m0, int64_t m1);
 
 // A product of few rows. The first thread to take an item prepares the rows, if they still are to be, while the weights' first
 // bytes are on their way; the others fetch theirs and wait for it.
@@ -217,7 +217,7 @@ int64_t gemm_scratch(const KernelTable& kernels, const PackedWeight& w, int64_t 
 void gemm(const KernelTable& kernels, ThreadPool& pool, const GemmArgs& args) {
   GemmArgs a = args;
   const int64_t panels = a.w->panels;
-  const Prepare prepare = preparation(kernels, a);
+  const Prepare prepare = preparation(kernels, false, a);
   const auto tile = tile_of(kernels, *a.w);
   const int64_t parts = std::clamp<int64_t>(a.m * a.w->k / kPrepareEach, 1, std::min(a.m, pool.threads() * int64_t{4}));
   const bool streamed = a.m <= kStreamRows;
@@ -243,11 +243,7 @@ void gemm(const KernelTable& kernels, ThreadPool& pool, const GemmArgs& args) {
 }
 
 void gemm_alone(const KernelTable& kernels, GemmArgs a) {
-  if (quantizes(kernels, *a.w)) kernels.quantize_rows(a, 0, a.m);
-  if (arranges(kernels, *a.w, a.m)) {
-    kernels.arrange_rows(a, 0, a.m);
-    a.arranged = true;
-  }
+  if (const Prepare prepare = preparation(kernels, true, a)) prepare(a, 0, a.m);
   a.ahead = 1;
   for (int64_t panel = 0; panel < a.w->panels; ++panel) tile_of(kernels, *a.w)(a, 0, a.m, panel);
 }

@@ -156,7 +156,7 @@ struct KernelTable {
   // rows, padded to arranged_block k of arranged_size bytes. m0 is a multiple of gemm_rows. Null: there is no such order.
   void (*arrange_rows)(const GemmArgs& a, int64_t m0, int64_t m1) = nullptr;
   int64_t arranged_block = 32, arranged_size = 2;
-  bool arranges_always = false;  // whichever threads compute the product, and few rows too
+  bool arranges_always = false;  // gemm_tile reads rows of bf16 only so, whichever threads compute the product
   bool cuts_panels = false;  // gemm_tile heeds GemmArgs::half for bf16; quant_tile does so in every table
   // Rows [m0, m1) x panel p of the product.
   void (*gemm_tile)(const GemmArgs& a, int64_t m0, int64_t m1, int64_t panel);
@@ -168,10 +168,10 @@ struct KernelTable {
   void (*quant_layout)(PackedWeight& w);
   void (*quant_pack_panel)(const SourceMatrix* sources, int count, PackedWeight& w, int64_t panel);
   void (*quant_unpack_rows)(const PackedWeight& w, const int32_t* ids, int64_t count, float scale, float* out, int64_t ldo);
-  // Rows [m0, m1) of a.x -> a.scratch as signed integers in [-levels, levels], with a scale for each row and 32 columns.
+  // Rows [m0, m1) of a.x -> a.scratch as signed integers, with a scale for each row and 32 columns.
   void (*quantize_rows)(const GemmArgs& a, int64_t m0, int64_t m1);
   int64_t (*quantized_row_bytes)(const PackedWeight& w);
-  int int8_levels = 127, int4_levels = 127;  // of rows for a product with such a weight
+  int int8_levels = 127;  // of rows for a product with 8-bit weights; of all others: 127
   void (*quant_tile)(const GemmArgs& a, int64_t m0, int64_t m1, int64_t panel);  // reads the rows in a.scratch
   bool quantizes_bf16 = true;  // else quant_tile reads rows of bf16 in a.x as they are, and rounds weights to bf16
 

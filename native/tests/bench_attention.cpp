@@ -10,7 +10,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <ctime>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -22,6 +21,7 @@
 
 #include "../src/cpu.h"
 #include "../src/kernels.h"
+#include "bench_clock.h"
 
 namespace pinnate {
 namespace portable { void register_attention(KernelTable& t); }
@@ -33,12 +33,6 @@ namespace amx { void register_attention(KernelTable& t); }
 namespace {
 
 using namespace pinnate;
-
-double now(int threads) {
-  timespec t;
-  clock_gettime(threads == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &t);
-  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
-}
 
 struct Case {
   std::string name;
@@ -103,7 +97,7 @@ void measure(const KernelTable& t, const Case& c, int threads, int repeats, cons
   std::vector<double> times;
   for (int r = 0; r < repeats; ++r) {
     next = 0;
-    const double start = now(threads);
+    const double start = seconds_now(threads);
     for (size_t l = 0; l < layers; ++l) {
       AttentionArgs layer = a;
       layer.shared = shared.data() + l * shared_bytes;
@@ -113,7 +107,7 @@ void measure(const KernelTable& t, const Case& c, int threads, int repeats, cons
     for (int i = 1; i < threads; ++i) others.emplace_back(work);
     work();
     for (auto& o : others) o.join();
-    times.push_back((now(threads) - start) / static_cast<double>(layers));
+    times.push_back((seconds_now(threads) - start) / static_cast<double>(layers));
   }
   std::sort(times.begin(), times.end());
   const double seconds = times[times.size() / 2];

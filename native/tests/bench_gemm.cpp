@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <ctime>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -19,17 +18,14 @@
 #include "../src/cpu.h"
 #include "../src/gemm.h"
 #include "../src/peaks.h"
+#include "bench_clock.h"
 #include "kernel_parts.h"
 
 namespace {
 
 using namespace pinnate;
 
-double now_ms(const ThreadPool& pool) {
-  timespec t;
-  clock_gettime(pool.threads() == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &t);
-  return 1e3 * static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_nsec);
-}
+double now_ms(const ThreadPool& pool) { return 1e3 * seconds_now(pool.threads()); }
 
 // Few layers stand for many where they are larger than the caches. The head runs on blocks of rows, as in the engine.
 struct Model {

@@ -200,7 +200,9 @@ void test_determinism(const KernelTable& kt, Act act, int64_t k, Epilogue e) {
   }
   for (const int64_t tile : {1, 2, 5, 11, 64}) {
     batch = before;
-    const GemmArgs args{x.data(), x.ldx, rows, &packed, nullptr, e, batch.data(), n, scratch.get()};
+    GemmArgs args{x.data(), x.ldx, rows, &packed, nullptr, e, batch.data(), n, scratch.get()};
+    args.arranged = kt.arranges_always && act == Act::kBF16;
+    if (args.arranged) kt.arrange_rows(args, 0, rows);
     for (int64_t panel = packed.panels - 1; panel >= 0; --panel)
       for (int64_t m0 = 0; m0 < rows; m0 += tile) kt.gemm_tile(args, m0, std::min(rows, m0 + tile), panel);
     equal = equal && same(rows);

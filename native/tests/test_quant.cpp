@@ -47,7 +47,7 @@ bool keeps(const KernelTable& kt, Act act) { return act == Act::kBF16 && !kt.qua
 
 // The rows as the product sees them: each block of 32 rounded to multiples of a 127th (or so) of its largest magnitude, or none.
 std::vector<double> rounded(const KernelTable& kt, WeightFormat format, const Rows& x) {
-  const float levels = static_cast<float>(format == WeightFormat::kInt8 ? kt.int8_levels : kt.int4_levels);
+  const float levels = static_cast<float>(format == WeightFormat::kInt8 ? kt.int8_levels : 127);
   std::vector<double> out;
   for (int64_t r = 0; r < x.m; ++r)
     for (int64_t i = 0; i < x.k; ++i) {
@@ -387,7 +387,7 @@ void test_agreement(const std::vector<KernelTable>& all) {
       const std::vector<float> held = unpacked(kt, packed);
       if (weights.empty()) weights = held;
       CHECK_IN(weights == held, label(kt, format, "weights").c_str());
-      const int levels = format == WeightFormat::kInt8 ? kt.int8_levels : kt.int4_levels;
+      const int levels = format == WeightFormat::kInt8 ? kt.int8_levels : 127;
       if (!kt.quantizes_bf16 || levels != 127) continue;  // test_plain knows what it should give
       if (products.empty()) products = out;
       bool near = true;

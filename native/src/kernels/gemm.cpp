@@ -150,27 +150,25 @@ void micro_f32(const Slice& s, const float* x, int64_t ldx, float* c) {
 }
 
 #if !defined(__AVX512BF16__)
-// k [k0, k0 + k) of rows [row, row + rows) as floats, each padded with zero to a whole pair.
-void widen(const GemmArgs& a, int64_t row, int64_t rows, int64_t k0, int64_t k, float* out, int64_t ldo) {
-  const bf16* x = static_cast<const bf16*>(a.x) + row * a.ldx + k0;
-  for (int64_t r = 0; r < rows; ++r, x += a.ldx, out += ldo) {
-    for (int64_t i = 0; i < k; ++i) {
-      const uint32_t u = static_cast<uint32_t>(x[i]) << 16;
-      std::memcpy(out + i, &u, 4);
-    }
-    if (k % 2 != 0) out[k] = 0.0f;
-  }
-}
-
-// Arranged rows are floats, block by block of k: [blocks][a.m][kBlock]. Rows that lie apart by their length may all fall into
-// the same few sets of L1.
+// Arranged rows are floats, block by block of k: [blocks][a.m][kBlock], each padded with zero to a whole pair. Rows that lie
+// apart by their length may all fall into the same few sets of L1.
 PINNATE_INLINE float* arranged(const GemmArgs& a, int64_t row, int64_t k0) {
   return reinterpret_cast<float*>(a.scratch) + k0 * a.m + row * kBlock[1];
 }
 
 void arrange_rows(const GemmArgs& a, int64_t m0, int64_t m1) {
-  for (int64_t k0 = 0; k0 < a.w->k; k0 += kBlock[1])
-    widen(a, m0, m1 - m0, k0, min64(kBlock[1], a.w->k - k0), arranged(a, m0, k0), kBlock[1]);
+  for (int64_t k0 = 0; k0 < a.w->k; k0 += kBlock[1]) {
+    const int64_t k = min64(kBlock[1], a.w->k - k0);
+    const bf16* x = static_cast<const bf16*>(a.x) + m0 * a.ldx + k0;
+    float* out = arranged(a, m0, k0);
+    for (int64_t r = m0; r < m1; ++r, x += a.ldx, out += kBlock[1]) {
+      for (int64_t i = 0; i < k; ++i) {
+        const uint32_t u = static_cast<uint32_t>(x[i]) << 16;
+        std::memcpy(out + i, &u, 4);
+      }
+      if (k % 2 != 0) out[k] = 0.0f;
+    }
+  }
 }
 #endif
 
@@ -188,10 +186,7 @@ void micro(const GemmArgs& a, const Slice& s, int64_t row, int64_t k0, float* c)
   }
   micro_bf16<R, 0>(s, x, a.ldx, c);
 #else
-  if (a.arranged) return micro_f32<R, true>(s, arranged(a, row, k0), kBlock[1], c);
-  alignas(64) float wide[R * kBlock[1]];
-  widen(a, row, R, k0, s.k, wide, kBlock[1]);
-  micro_f32<R, true>(s, wide, kBlock[1], c);
+  micro_f32<R, true>(s, arranged(a, row, k0), kBlock[1], c);
 #endif
 }
 
