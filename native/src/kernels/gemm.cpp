@@ -85,7 +85,7 @@ constexpr int64_t kBlock[2] = {128, 128};  // the slice of half a panel, what is
 
 // 16 registers: at most 12 accumulators, and enough of them to hide the latency of a multiply-add.
 template <int R>
-constexpr int kVectors = R == 1 && kLanes == 4 ? 8 : R <= 3 ? 4 : 2;
+constexpr int kVectors = R == 1 && kLanes == 4 ? 8 : R <= 2 ? 4 : 2;
 #endif
 
 // acc [R][V] += x [R] times V vectors of weights. Whichever needs fewer registers at once is loaded first.
@@ -101,10 +101,7 @@ PINNATE_INLINE void multiply_add(vf (&acc)[R][V], const float* x, int64_t ldx, L
   } else {
     vf w[V];
     unrolled<V>(PINNATE_EACH(v) { w[v] = load(v); });
-    unrolled<R>(PINNATE_EACH(r) {
-      const vf a = vset(x[r * ldx]);
-      unrolled<V>(PINNATE_EACH(v) { vadd_product(acc[r][v], a, w[v]); });
-    });
+    unrolled<R>(PINNATE_EACH(r) { vadd_products(acc[r], x + r * ldx, w); });
   }
 }
 
