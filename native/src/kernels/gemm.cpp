@@ -32,8 +32,8 @@ struct Slice {
   const unsigned char* b;  // first packed row of the block
   int64_t k;               // its length
   bool first;              // starts from zero, else goes on from c
-  const unsigned char* ahead;  // a micro kernel fetches `lines` (0 to 2) of this for each packed row
-  int64_t lines;
+  const unsigned char* ahead;  // a micro kernel fetches `fetch` bytes of this (0 to two lines) for each packed row
+  int64_t fetch;
 };
 
 // ---- micro kernels: c [R][64] (+)= x [R, k] * panel -----------------------------------------------------------------
@@ -105,12 +105,13 @@ PINNATE_INLINE void multiply_add(vf (&acc)[R][V], const float* x, int64_t ldx, L
   }
 }
 
-// The same with float rows of x. Panels of bf16 (kPairs) are widened as they are read. What comes next is fetched by the first
-// passes over the columns, a line at a time where there are several.
+// The same with float rows of x. Panels of bf16 (kPairs) are widened as they are read, two packed rows in a step.
 template <int R, bool kPairs>
 void micro_f32(const Slice& s, const float* x, int64_t ldx, float* c) {
-  constexpr int V = kVectors<R>, kPasses = kSide / (V * kLanes);
+  constexpr int V = kVectors<R>, kPasses = kSide / (V * kLanes), kStep = kPairs ? 4 : 1;
+  constexpr int kLines = kPasses >= 4 ? 1 : (kPairs ? 4 : 2) / kPasses;
   const unsigned char* ahead = s.ahead;
+  const int64_t fetched = s.fetch * (kPairs ? 2 : 1) / kPasses;  // in a step
   for (int64_t pass = 0; pass < kPasses; ++pass, c += V * kLanes) {
     vf acc[R][V];
     const auto each = [&](auto f) __attribute__((always_inline)) {
@@ -119,25 +120,23 @@ void micro_f32(const Slice& s, const float* x, int64_t ldx, float* c) {
     each([&](vf& sum, const float* from) __attribute__((always_inline)) {
       sum = s.first || !kPairs ? vset(0.0f) : vload(from);
     });
-    const int64_t step = kPasses == 1 ? 64 * s.lines : pass < s.lines ? 64 : 0;
-    const auto fetch = [&]() __attribute__((always_inline)) {
-      if constexpr (kSide == kPanel) return;
-      __builtin_prefetch(ahead);
-      if constexpr (kPasses == 1) __builtin_prefetch(ahead + step / 2);
-      ahead += step;
-    };
-    if constexpr (kPairs) {
-      const bf16* b = reinterpret_cast<const bf16*>(s.b) + 2 * V * kLanes * pass;
-      for (int64_t k = 0; k < s.k; k += 2, b += 2 * kSide) {  // x is padded to whole pairs
-        fetch();
-        multiply_add(acc, x + k, ldx, [&](int v) __attribute__((always_inline)) { return vlow(b + 2 * v * kLanes); });
-        multiply_add(acc, x + k + 1, ldx, [&](int v) __attribute__((always_inline)) { return vhigh(b + 2 * v * kLanes); });
-      }
-    } else {
-      const float* b = reinterpret_cast<const float*>(s.b) + V * kLanes * pass;
-      for (int64_t k = 0; k < s.k; ++k, b += kSide) {
-        fetch();
-        multiply_add(acc, x + k, ldx, [&](int v) __attribute__((always_inline)) { return vload(b + v * kLanes); });
+    const unsigned char* b = s.b + pass * V * kLanes * 4;
+    for (int64_t k = 0; k < s.k; k += kStep) {  // of pairs, both x and the panel are padded to whole steps
+      if constexpr (kSide != kPanel)
+        for (int i = 0; i < kLines; ++i) __builtin_prefetch(ahead + i * (fetched / kLines));
+      ahead += fetched;
+      if constexpr (kPairs) {
+        unrolled<2>(PINNATE_EACH(i) {
+          const bf16* w = reinterpret_cast<const bf16*>(b);
+          const float* at = x + k + 2 * i;
+          multiply_add(acc, at, ldx, [&](int v) __attribute__((always_inline)) { return vlow(w + 2 * v * kLanes); });
+          multiply_add(acc, at + 1, ldx, [&](int v) __attribute__((always_inline)) { return vhigh(w + 2 * v * kLanes); });
+          b += 4 * kSide;
+        });
+      } else {
+        const float* w = reinterpret_cast<const float*>(b);
+        multiply_add(acc, x + k, ldx, [&](int v) __attribute__((always_inline)) { return vload(w + v * kLanes); });
+        b += 4 * kSide;
       }
     }
     each([&](vf sum, float* to) __attribute__((always_inline)) {
@@ -147,8 +146,8 @@ void micro_f32(const Slice& s, const float* x, int64_t ldx, float* c) {
 }
 
 #if !defined(__AVX512BF16__)
-// Arranged rows are floats, block by block of k: [blocks][a.m][kBlock], each padded with zero to a whole pair. Rows that lie
-// apart by their length may all fall into the same few sets of L1.
+// Arranged rows are floats, block by block of k: [blocks][a.m][kBlock], each padded with zeros to whole steps of
+// micro_f32. Rows that lie apart by their length may all fall into the same few sets of L1.
 PINNATE_INLINE float* arranged(const GemmArgs& a, int64_t row, int64_t k0) {
   return reinterpret_cast<float*>(a.scratch) + k0 * a.m + row * kBlock[1];
 }
@@ -163,7 +162,7 @@ void arrange_rows(const GemmArgs& a, int64_t m0, int64_t m1) {
         const uint32_t u = static_cast<uint32_t>(x[i]) << 16;
         std::memcpy(out + i, &u, 4);
       }
-      if (k % 2 != 0) out[k] = 0.0f;
+      for (int64_t i = k; i % 4 != 0; ++i) out[i] = 0.0f;
     }
   }
 }
@@ -178,8 +177,8 @@ void micro(const GemmArgs& a, const Slice& s, int64_t row, int64_t k0, float* c)
 #if defined(__AVX512BF16__)
   const bf16* x = static_cast<const bf16*>(a.x) + row * a.ldx + k0;
   if constexpr (R >= 3) {
-    if (s.lines == 2) return micro_bf16<R, 2>(s, x, a.ldx, c);
-    if (s.lines == 1) return micro_bf16<R, 1>(s, x, a.ldx, c);
+    if (s.fetch == 128) return micro_bf16<R, 2>(s, x, a.ldx, c);
+    if (s.fetch == 64) return micro_bf16<R, 1>(s, x, a.ldx, c);
   }
   micro_bf16<R, 0>(s, x, a.ldx, c);
 #else
@@ -218,7 +217,7 @@ PINNATE_INLINE int64_t float_at(const PackedWeight& w, int64_t k, int64_t column
 // How groups of rows walk through a panel.
 struct Walk {
   int64_t block;            // k of a slice
-  int64_t fetchers, lines;  // leading groups that fetch what comes next, and how many lines of it for each packed row
+  int64_t fetchers, fetch;  // leading groups that fetch what comes next, and how many bytes of it for each packed row
   int64_t ahead;            // bytes from a slice to that; 0: what lies next in memory
 };
 
@@ -227,13 +226,15 @@ struct Walk {
 // that go through all panels fetch what lies next in memory, slice by slice.
 Walk walk_of(const GemmArgs& a, int64_t panel, int64_t groups) {
   const int act = static_cast<int>(a.w->act);
-  if (groups == 2 && a.ahead == 1) return {kStreamBlock[act], 2, 2, 0};
+  if (groups == 2 && a.ahead == 1) return {kStreamBlock[act], 2, 128, 0};
   const bool fetch = groups >= 2 && a.ahead > 0 && panel + a.ahead < a.w->panels;
-  return {kBlock[act], !fetch ? 0 : groups == 2 ? 2 : 4, groups == 2 ? 2 : 1, a.ahead * a.w->panel_bytes};
+  return {kBlock[act], !fetch ? 0 : groups == 2 ? 2 : 4, groups == 2 ? 128 : 64, a.ahead * a.w->panel_bytes};
 }
 #else
+// Evenly over as many groups as can share two lines: faster than memory delivers, what is fetched holds up what is read.
 Walk walk_of(const GemmArgs& a, int64_t, int64_t groups) {
-  return {kBlock[static_cast<int>(a.w->act)], 2, groups == 1 ? 2 : 1, 0};
+  const int64_t fetchers = groups >= 4 ? 4 : min64(groups, 2);
+  return {kBlock[static_cast<int>(a.w->act)], fetchers, 128 / fetchers, 0};
 }
 #endif
 
@@ -258,8 +259,8 @@ void gemm_tile(const GemmArgs& a, int64_t m0, int64_t m1, int64_t panel) {
         for (int64_t g = 0; g < groups; ++g) {  // groups of nearly equal size: no thin one at the end
           const int64_t r0 = rows * g / groups, count = rows * (g + 1) / groups - r0;
           float* c = sums + (whole ? 0 : r0 * kPanel) + side * kSide;
-          s.lines = g < walk.fetchers ? walk.lines : 0;
-          s.ahead = next + g * walk.lines * packed_rows * 64;
+          s.fetch = g < walk.fetchers ? walk.fetch : 0;
+          s.ahead = next + g * walk.fetch * packed_rows;
           micro_rows(count, a, s, chunk + r0, k0, c);
           if (whole) finish(a, chunk + r0, count, panel, c);
         }
