@@ -287,7 +287,7 @@ void pack_columns(const SourceMatrix* sources, int count, PackedWeight& w, int64
   for (int64_t j = 0; j < kGroup; ++j) rows[j] = find_row(sources, count, w, panel, j0 + j, types[j]);
   uint32_t* out = reinterpret_cast<uint32_t*>(w.data + panel * w.panel_bytes);
   const bool f32 = w.act == Act::kF32;
-  alignas(64) uint32_t words[kSegment][kGroup];
+  alignas(64) uint32_t words[kGroup][kSegment + 16];  // packed elements of each column; 16: or all would share a few sets of L1
   alignas(64) float decoded[kSegment] = {};
   for (int64_t k0 = 0; k0 < w.k; k0 += kSegment) {
     const int64_t k = min64(kSegment, w.k - k0), packed = f32 ? k : (k + 1) / 2;
@@ -295,19 +295,17 @@ void pack_columns(const SourceMatrix* sources, int count, PackedWeight& w, int64
       if (rows[j] != nullptr) dequantize(types[j], rows[j] + stored_bytes(types[j], k0), k, decoded);
       else std::memset(decoded, 0, sizeof decoded);
       if (f32) {
-        for (int64_t i = 0; i < packed; ++i) std::memcpy(&words[i][j], decoded + i, 4);
+        std::memcpy(words[j], decoded, sizeof decoded);
         continue;
       }
       if (k % 2 != 0) decoded[k] = 0.0f;
-      for (int64_t i = 0; i < packed; ++i) {
-        uint32_t pair[2];
-        std::memcpy(pair, decoded + 2 * i, 8);
-        words[i][j] = to_bf16_bits(pair[0]) | static_cast<uint32_t>(to_bf16_bits(pair[1])) << 16;
-      }
+      bf16* column = reinterpret_cast<bf16*>(words[j]);
+      for (int64_t i = 0; i < k; i += kLanes) vstore_bf16(column + i, vload(decoded + i));
     }
     for (int64_t i = 0; i < packed; ++i) {
       const int64_t row = f32 ? k0 + i : k0 / 2 + i;
-      std::memcpy(out + (f32 ? float_at(w, row, j0) : pair_at(w, row, j0)), words[i], sizeof words[i]);
+      uint32_t* to = out + (f32 ? float_at(w, row, j0) : pair_at(w, row, j0));
+      for (int64_t j = 0; j < kGroup; ++j) to[j] = words[j][i];
     }
   }
   if (f32) return;

@@ -146,6 +146,19 @@ PINNATE_INLINE void vadd_products(vf (&acc)[V], const float* x, const vf (&w)[V]
   unrolled<V>(PINNATE_EACH(v) { vadd_product(acc[v], a, w[v]); });
 }
 
+using vi32 = int32_t __attribute__((vector_size(kLanes * 4)));  // for arithmetic by operators
+
+// kLanes bytes as numbers of 0 to 255.
+PINNATE_INLINE vi32 load_bytes(const unsigned char* p) {
+#if defined(__AVX512BF16__)
+  return (vi32)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif defined(__AVX2__)
+  return (vi32)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+#else
+  return vi32{p[0], p[1], p[2], p[3]};
+#endif
+}
+
 // e^x within 2 ulp: x = n ln 2 + r, |r| <= ln 2 / 2, Taylor series of e^r to r^7 (truncation 5e-9), times 2^n.
 // Overflows to inf, underflows to 0 (denormal results are flushed under FTZ), keeps NaN.
 PINNATE_INLINE vf vexp(vf x) {

@@ -7,8 +7,6 @@
 
 namespace pinnate::PINNATE_KERNEL_ISA {
 
-using vi32 = int32_t __attribute__((vector_size(kLanes * 4)));  // for arithmetic by operators
-
 #if defined(__AVX512VNNI__)
 
 using vi = __m512i;
