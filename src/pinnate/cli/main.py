@@ -19,12 +19,15 @@ from typing import NamedTuple, NoReturn
 from pinnate import __version__
 from pinnate.core.errors import ConfigError, ModelError, PinnateError, RequestError
 
+HELP = frozenset(("-h", "--help"))
+
 
 class Command(NamedTuple):
     module: str
     summary: str
     usage: str  # what follows the command's name
     parts: Mapping[str, Command] = MappingProxyType({})  # sub-commands of its own; without one, it runs itself
+    engine: bool = False  # it takes an engine process, `args.launched`
 
 
 BENCH: Mapping[str, Command] = MappingProxyType(
@@ -39,7 +42,9 @@ BENCH: Mapping[str, Command] = MappingProxyType(
 
 COMMANDS: Mapping[str, Command] = MappingProxyType(
     {
-        "serve": Command("pinnate.cli.serve", "serve a model over an OpenAI-compatible API", "[MODEL] [options]"),
+        "serve": Command(
+            "pinnate.cli.serve", "serve a model over an OpenAI-compatible API", "[MODEL] [options]", engine=True
+        ),
         "chat": Command("pinnate.cli.chat", "talk to a model in the terminal", "[MODEL] [options]"),
         "generate": Command("pinnate.cli.generate", "complete prompts and exit", "[PROMPT ...] [options]"),
         "run-batch": Command("pinnate.cli.run_batch", "answer a file of requests and exit", "INPUT OUTPUT [options]"),
@@ -63,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["--version"]:
         print(f"pinnate {__version__}")
         return 0
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
+    if not arguments or arguments[0] in (*HELP, "help"):
         print(_overview())
         return 0 if arguments else 2
     name, rest = arguments[0], arguments[1:]
@@ -109,9 +114,20 @@ def make_parser(name: str, command: Command) -> argparse.ArgumentParser:
 
 
 def _run(name: str, command: Command, arguments: Sequence[str]) -> int:
-    args = make_parser(name, command).parse_args(arguments)
-    code: int = importlib.import_module(command.module).run(args)
-    return code
+    # The engine's process imports what it needs while this one reads the flags: half of the time to ready.
+    launched = None
+    if command.engine and not HELP & set(arguments):
+        from pinnate.engine.launch import Launched
+
+        launched = Launched()
+    try:
+        args = make_parser(name, command).parse_args(arguments)
+        args.launched = launched
+        code: int = importlib.import_module(command.module).run(args)
+        return code
+    finally:
+        if launched is not None:
+            launched.abandon()
 
 
 def _overview() -> str:

@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     config = engine_config(args)
     from pinnate.server.lifecycle import serve
 
-    return serve(config, settings)
+    return serve(config, settings, args.launched)
 
 
 def server_settings(args: argparse.Namespace) -> ServerSettings:

@@ -11,7 +11,6 @@ import logging
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -24,6 +23,7 @@ from typing import IO
 import msgspec
 
 from pinnate.core.config import EngineConfig
+from pinnate.engine.launch import Launched
 
 log = logging.getLogger(__name__)
 
@@ -42,38 +42,32 @@ class Startup(msgspec.Struct, frozen=True):
 
 
 class EngineChild:
-    """Owns one child `python -m pinnate.engine.process` and the private folder of its ipc socket.
+    """Owns one engine process (launch.py; `launched`, or a new one) and the private folder of its ipc socket.
 
-    The child reads its Startup from stdin and lives as long as that pipe is open: when this process ends, however it
-    ends, the child ends. It is in a process group of its own, so that Ctrl-C reaches this process alone.
+    The process reads its Startup from stdin.
 
     A thread copies the child's stderr to `forward` (default: sys.stderr), keeps the last lines, and then waits for the
     process, so `exited` is complete the moment it dies: its result is the exit code as in subprocess. Where logs are
     JSON, what the child writes past its logging (an abort's last words) becomes a line of this process's log.
     """
 
-    def __init__(self, config: EngineConfig, forward: Callable[[str], object] | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        forward: Callable[[str], object] | None = None,
+        launched: Launched | None = None,
+    ) -> None:
         self._folder = private_folder()
         self.address = f"ipc://{self._folder}/engine"
         self.exited: Future[int] = Future()
         self._tail: deque[str] = deque(maxlen=STDERR_LINES)
         self._forward = forward or (_to_json_log if config.log_format == "json" else _to_stderr)
-        self.heartbeat, beats = os.pipe()
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "pinnate.engine.process"],
-                stdin=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                process_group=0,
-                pass_fds=(beats,),
-                text=False,
-            )
+            launched = launched or Launched()
         except BaseException:
             self.remove_socket()
-            os.close(self.heartbeat)
             raise
-        finally:
-            os.close(beats)
+        self._process, self.heartbeat, beats = launched.take(), launched.heartbeat, launched.beats
         self._send(msgspec.msgpack.encode(Startup(config, self.address, beats)))
         self._watcher = threading.Thread(target=self._watch, name="pinnate-engine-watch", daemon=True)
         self._watcher.start()

@@ -23,6 +23,7 @@ from pinnate.core.config import EngineConfig
 from pinnate.core.errors import ConfigError
 from pinnate.core.logs import setup_logging
 from pinnate.engine.child import EngineChild
+from pinnate.engine.launch import Launched
 from pinnate.server.grammar_metrics import grammar_source
 from pinnate.server.listener import open_listener, raise_descriptor_limit
 from pinnate.server.settings import ServerSettings
@@ -47,8 +48,9 @@ _PLAN_LABELS = ("memory", "KV pool", "")  # of MemoryPlan.lines
 _logger = logging.getLogger("pinnate.server")
 
 
-def serve(config: EngineConfig, settings: ServerSettings) -> int:
-    """Serves until a signal ends it; returns the exit code. `config.model` is a path.
+def serve(config: EngineConfig, settings: ServerSettings, launched: Launched | None = None) -> int:
+    """Serves until a signal ends it; returns the exit code. `config.model` is a path. `launched`: the engine
+    process, where it has been started already.
 
     Raises:
         ConfigError: a setting cannot be honoured, the address among them.
@@ -64,7 +66,7 @@ def serve(config: EngineConfig, settings: ServerSettings) -> int:
         template = _read_template(settings.chat_template)
         storage = _open_storage(settings.data_dir)
         # The engine's process loads the model while this one imports the web framework.
-        child = EngineChild(config)
+        child = EngineChild(config, launched=launched)
         return uvloop.run(_Life(config, settings, listener, began).run(child, template, storage))
     finally:
         listener.close()

@@ -17,6 +17,7 @@ from pinnate.cli.main import main
 from pinnate.core.config import EngineConfig
 from pinnate.core.errors import ContextLengthError, EngineDeadError, ModelError
 from pinnate.core.sampling import SamplingParams
+from pinnate.engine.launch import Launched
 from pinnate.executor.base import WeightGroup
 from pinnate.text.chat_template import ChatTemplate
 from pinnate.weights.resolve import default_model_path
@@ -33,8 +34,11 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 class Served:
     """Stands in for server/lifecycle.py."""
 
-    def serve(self, config: EngineConfig, settings: Any) -> int:
+    def serve(self, config: EngineConfig, settings: Any, launched: Launched) -> int:
         self.config, self.settings = config, settings
+        with launched.take() as process:  # it started while the flags were read
+            process.kill()
+        os.close(launched.heartbeat)
         return 3
 
 

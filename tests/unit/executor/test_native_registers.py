@@ -1,6 +1,6 @@
 """What the compiler made of the innermost loops: a sum that rests on the stack between two steps costs a third of a
-product's speed, and nothing else shows it: the bits are right. Reads the machine code, so it holds for every table, not only
-the one that this CPU runs."""
+product's speed, and nothing else shows it: the bits are right. Reads the machine code, so it holds for every table,
+not only the one that this CPU runs."""
 
 import re
 import shutil
