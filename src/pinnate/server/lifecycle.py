@@ -10,6 +10,7 @@ with an error; a second signal ends them at once. Exit code 0 in all of these.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -62,6 +63,7 @@ def serve(config: EngineConfig, settings: ServerSettings, launched: Launched | N
     check_certificate(settings.ssl_certfile, settings.ssl_keyfile)
     check_tracing(settings.otlp_traces_endpoint)
     listener = open_listener(settings.host, settings.port)
+    gc.disable()  # until it serves: what is made until then is here to stay, and is looked at no more (gc.freeze)
     try:
         template = _read_template(settings.chat_template)
         storage = _open_storage(settings.data_dir)
@@ -70,6 +72,7 @@ def serve(config: EngineConfig, settings: ServerSettings, launched: Launched | N
         return uvloop.run(_Life(config, settings, listener, began).run(child, template, storage))
     finally:
         listener.close()
+        gc.enable()
 
 
 def _read_template(path: str | None) -> str | None:
@@ -139,6 +142,8 @@ class _Life:
                 state.metrics.sources.append(grammar_source(state.engine.grammars))
                 _adopt_template(state, state.engine, template)
                 state.phase = Phase.SERVING
+                gc.freeze()
+                gc.enable()
                 self._announce(state, state.engine)
                 if state.batches is not None:
                     state.batches.start()
