@@ -5,26 +5,31 @@ not only the one that this CPU runs."""
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import pytest
 
 from pinnate import _native
 
 PRODUCT = re.compile(r"vfn?m(add|sub)\d+ps|vdpbf16ps|vpmadd|vpdp|tdp")
+LONGEST = 1000  # instructions of such a loop
 SLOT = re.compile(r"(-?0x[0-9a-f]+|)\(%r[sb]p\)")
 
 
-@dataclass(frozen=True)
-class Instruction:
+class Instruction(NamedTuple):
     address: int
     name: str
     operands: str
 
 
 def parse(disassembly: str) -> list[Instruction]:
-    lines = (re.match(r"\s*([0-9a-f]+):\t(\S+)\s*([^#<]*)", line) for line in disassembly.splitlines())
-    return [Instruction(int(m[1], 16), m[2], m[3].strip()) for m in lines if m]
+    code = []
+    for line in disassembly.splitlines():
+        address, tab, text = line.partition(":\t")
+        if tab:
+            name, _, operands = text.partition(" ")
+            code.append(Instruction(int(address, 16), name, operands.partition("#")[0].partition("<")[0].strip()))
+    return code
 
 
 def product_loops(code: list[Instruction]) -> list[list[Instruction]]:
@@ -32,9 +37,9 @@ def product_loops(code: list[Instruction]) -> list[list[Instruction]]:
     at = {instruction.address: i for i, instruction in enumerate(code)}
     loops = []
     for i, jump in enumerate(code):
-        target = re.fullmatch(r"[0-9a-f]+", jump.operands)
-        begin = at.get(int(target[0], 16), i) if jump.name.startswith("j") and target else i
-        body = code[begin:i]
+        target = re.fullmatch(r"[0-9a-f]+", jump.operands) if jump.name.startswith("j") else None
+        begin = at.get(int(target[0], 16), i) if target else i
+        body = code[begin:i] if i - begin <= LONGEST else []
         products = sum(PRODUCT.match(x.name) is not None for x in body)
         if products >= max(4, len(body) / 3) and not any(x.name.startswith("j") for x in body):
             loops.append(body)
