@@ -300,7 +300,11 @@ void pack_columns(const SourceMatrix* sources, int count, PackedWeight& w, int64
       }
       if (k % 2 != 0) decoded[k] = 0.0f;
       bf16* column = reinterpret_cast<bf16*>(words[j]);
-      for (int64_t i = 0; i < k; i += kLanes) vstore_bf16(column + i, vload(decoded + i));
+      for (int64_t i = 0; i < kSegment; ++i) {  // all of them, so that the compiler makes vectors of it
+        uint32_t u;
+        std::memcpy(&u, decoded + i, 4);
+        column[i] = to_bf16_bits(u);
+      }
     }
     for (int64_t i = 0; i < packed; ++i) {
       const int64_t row = f32 ? k0 + i : k0 / 2 + i;
