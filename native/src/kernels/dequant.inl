@@ -3,8 +3,6 @@
 // all instruction sets and the Python definition (weights/dequantize.py) agree to the bit. The common types are vectors by hand:
 // loops of 16 bytes GCC 12 unrolls before it looks for vectors.
 
-PINNATE_INLINE vf floats(vi32 v) { return __builtin_convertvector(v, vf); }
-
 PINNATE_INLINE float f16_to_float(const unsigned char* p) {
   uint16_t h;
   std::memcpy(&h, p, 2);
@@ -16,8 +14,8 @@ PINNATE_INLINE void decode_q4_0(const unsigned char* b, float* out) {
   const float d = f16_to_float(b);
   for (int i = 0; i < 16; i += kLanes) {
     const vi32 q = load_bytes(b + 2 + i);
-    vstore(out + i, vset(d) * floats((q & 15) - 8));
-    vstore(out + i + 16, vset(d) * floats((q >> 4) - 8));
+    vstore(out + i, vset(d) * to_float((q & 15) - 8));
+    vstore(out + i + 16, vset(d) * to_float((q >> 4) - 8));
   }
 }
 
@@ -26,8 +24,8 @@ PINNATE_INLINE void decode_q4_1(const unsigned char* b, float* out) {
   const float d = f16_to_float(b), m = f16_to_float(b + 2);
   for (int i = 0; i < 16; i += kLanes) {
     const vi32 q = load_bytes(b + 4 + i);
-    vstore(out + i, vset(d) * floats(q & 15) + vset(m));
-    vstore(out + i + 16, vset(d) * floats(q >> 4) + vset(m));
+    vstore(out + i, vset(d) * to_float(q & 15) + vset(m));
+    vstore(out + i + 16, vset(d) * to_float(q >> 4) + vset(m));
   }
 }
 
@@ -46,7 +44,7 @@ PINNATE_INLINE void decode_q5_0(const unsigned char* b, float* out) {
 PINNATE_INLINE void decode_q8_0(const unsigned char* b, float* out) {
   const float d = f16_to_float(b);
   for (int i = 0; i < 32; i += kLanes)
-    vstore(out + i, vset(d) * floats(load_bytes(b + 2 + i) << 24 >> 24));
+    vstore(out + i, vset(d) * to_float(load_bytes(b + 2 + i) << 24 >> 24));
 }
 
 // Group g of 8 in a K-block: 6-bit scale and minimum, packed into 12 bytes.

@@ -105,13 +105,15 @@ PINNATE_INLINE void multiply_add(vf (&acc)[R][V], const float* x, int64_t ldx, L
   }
 }
 
+constexpr int64_t kPairStep = 4;  // k that micro_f32 takes of pairs at once
+
 // The same with float rows of x. Panels of bf16 (kPairs) are widened as they are read, two packed rows in a step.
 template <int R, bool kPairs>
 void micro_f32(const Slice& s, const float* x, int64_t ldx, float* c) {
-  constexpr int V = kVectors<R>, kPasses = kSide / (V * kLanes), kStep = kPairs ? 4 : 1;
-  constexpr int kLines = kPasses >= 4 ? 1 : (kPairs ? 4 : 2) / kPasses;
+  constexpr int V = kVectors<R>, kPasses = kSide / (V * kLanes), kPacked = kPairs ? 2 : 1;
+  constexpr int kLines = (2 * kPacked + kPasses - 1) / kPasses;  // at most, in a step
   const unsigned char* ahead = s.ahead;
-  const int64_t fetched = s.fetch * (kPairs ? 2 : 1) / kPasses;  // in a step
+  const int64_t fetched = s.fetch * kPacked / kPasses;  // bytes, in a step
   for (int64_t pass = 0; pass < kPasses; ++pass, c += V * kLanes) {
     vf acc[R][V];
     const auto each = [&](auto f) __attribute__((always_inline)) {
@@ -121,12 +123,12 @@ void micro_f32(const Slice& s, const float* x, int64_t ldx, float* c) {
       sum = s.first || !kPairs ? vset(0.0f) : vload(from);
     });
     const unsigned char* b = s.b + pass * V * kLanes * 4;
-    for (int64_t k = 0; k < s.k; k += kStep) {  // of pairs, both x and the panel are padded to whole steps
+    for (int64_t k = 0; k < s.k; k += kPairs ? kPairStep : 1) {  // of pairs, both x and the panel are padded to whole steps
       if constexpr (kSide != kPanel)
         for (int i = 0; i < kLines; ++i) __builtin_prefetch(ahead + i * (fetched / kLines));
       ahead += fetched;
       if constexpr (kPairs) {
-        unrolled<2>(PINNATE_EACH(i) {
+        unrolled<kPacked>(PINNATE_EACH(i) {
           const bf16* w = reinterpret_cast<const bf16*>(b);
           const float* at = x + k + 2 * i;
           multiply_add(acc, at, ldx, [&](int v) __attribute__((always_inline)) { return vlow(w + 2 * v * kLanes); });
@@ -162,7 +164,7 @@ void arrange_rows(const GemmArgs& a, int64_t m0, int64_t m1) {
         const uint32_t u = static_cast<uint32_t>(x[i]) << 16;
         std::memcpy(out + i, &u, 4);
       }
-      for (int64_t i = k; i % 4 != 0; ++i) out[i] = 0.0f;
+      for (int64_t i = k; i % kPairStep != 0; ++i) out[i] = 0.0f;
     }
   }
 }

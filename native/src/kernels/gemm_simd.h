@@ -147,6 +147,7 @@ PINNATE_INLINE void vadd_products(vf (&acc)[V], const float* x, const vf (&w)[V]
 }
 
 using vi32 = int32_t __attribute__((vector_size(kLanes * 4)));  // for arithmetic by operators
+PINNATE_INLINE vf to_float(vi32 v) { return __builtin_convertvector(v, vf); }
 
 // kLanes bytes as numbers of 0 to 255.
 PINNATE_INLINE vi32 load_bytes(const unsigned char* p) {

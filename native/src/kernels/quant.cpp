@@ -135,7 +135,7 @@ void micro(const Slice& s, float* c) {
         const vf scale = load_halves(scales + lane * 2);
         for (int r = 0; r < R; ++r) {
           const vi sum = F == WeightFormat::kInt8 ? dot[r][v] : sum_nibbles(dot[r][v]);
-          acc[r][v] = vfma(to_float(sum), scale * vset(load_float(x + r * s.ldx + kQuantBlock)), acc[r][v]);
+          acc[r][v] = vfma(to_float((vi32)sum), scale * vset(load_float(x + r * s.ldx + kQuantBlock)), acc[r][v]);
         }
         if constexpr (F != WeightFormat::kInt8) {
           const vf minimum = load_halves(scales + (kHalf + lane) * 2);

@@ -57,7 +57,7 @@ void micro(const Slice& s, float* c) {
         for (int v = 0; v < V; ++v) {
           const vi sum = F == WeightFormat::kInt8 ? dot[r][v] : sum_nibbles(dot[r][v]);
           float* at = c + r * kPanel + column + v * kLanes;
-          vf acc = vfma(to_float(sum), scale[v] * row_scale, vload(at));
+          vf acc = vfma(to_float((vi32)sum), scale[v] * row_scale, vload(at));
           if constexpr (F != WeightFormat::kInt8) acc = vfma(minimum[v], row_sum, acc);
           vstore(at, acc);
         }

@@ -20,7 +20,6 @@ PINNATE_INLINE vi dot_bytes(vi acc, vi w, vi x) { return _mm512_dpbusd_epi32(acc
 // Nibbles, in any accumulator that sum_nibbles understands, for up to 32 weights.
 PINNATE_INLINE vi dot_nibbles(vi acc, vi w, vi x) { return _mm512_dpbusd_epi32(acc, w, x); }
 PINNATE_INLINE vi sum_nibbles(vi acc) { return acc; }
-PINNATE_INLINE vf to_float(vi v) { return _mm512_cvtepi32_ps(v); }
 PINNATE_INLINE vf load_halves(const unsigned char* p) {
   return _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(p)));
 }
@@ -52,7 +51,6 @@ PINNATE_INLINE vi in_order(vi sum) {
 // Of 32 weights a 16-bit sum takes 16: at most 16 * 15 * 127.
 PINNATE_INLINE vi dot_nibbles(vi acc, vi w, vi x) { return in_order(_mm256_add_epi16(acc, _mm256_maddubs_epi16(w, x))); }
 PINNATE_INLINE vi sum_nibbles(vi acc) { return _mm256_madd_epi16(acc, _mm256_set1_epi16(1)); }
-PINNATE_INLINE vf to_float(vi v) { return _mm256_cvtepi32_ps(v); }
 PINNATE_INLINE vf load_halves(const unsigned char* p) {
   return _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(p)));
 }
@@ -105,7 +103,6 @@ PINNATE_INLINE vs dot_pairs(vi w, vi x) {
 PINNATE_INLINE vi sum_nibbles(vi acc) { return (acc << 16 >> 16) + (acc >> 16); }
 PINNATE_INLINE vi dot_bytes(vi acc, vi w, vi x) { return acc + sum_nibbles((vi)dot_pairs(w, x)); }
 PINNATE_INLINE vi dot_nibbles(vi acc, vi w, vi x) { return (vi)((vs)acc + dot_pairs(w, x)); }  // as with AVX2
-PINNATE_INLINE vf to_float(vi v) { return __builtin_convertvector(v, vf); }
 PINNATE_INLINE vf load_halves(const unsigned char* p) {
   uint16_t h[kLanes];
   std::memcpy(h, p, sizeof h);

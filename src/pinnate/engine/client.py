@@ -113,29 +113,24 @@ class ProcessClient:
         self._context.destroy(linger=0)
 
     async def _receive_frame(self) -> bytes:
-        while not self._frames:
-            if self._exited.done():
-                await self._last_frames()
-                break
-            self._reader = self._loop.create_future()
-            try:
-                await self._reader
-            finally:
-                self._reader = None
-        return self._frames.popleft()
-
-    async def _last_frames(self) -> None:
-        """What a dead child had sent may still be on its way.
-
-        Raises:
-            EngineDeadError: there is nothing.
-        """
-        deadline = self._loop.time() + LAST_MESSAGES_SECONDS
-        while not self._frames and self._loop.time() < deadline:
-            await asyncio.sleep(LAST_MESSAGES_SECONDS / 20)
+        while not self._frames and not self._exited.done():
+            await self._news()
+        with contextlib.suppress(TimeoutError):  # what a dead child had sent may still be on its way
+            async with asyncio.timeout(LAST_MESSAGES_SECONDS):
+                while not self._frames:
+                    await self._news()
         if not self._frames:
             words = self._child.last_words()
             raise EngineDeadError(self._child.cause_of_death() + (f"; it wrote last: {words}" if words else ""))
+        return self._frames.popleft()
+
+    async def _news(self) -> None:
+        """Until there are frames, or the child has ended."""
+        self._reader = self._loop.create_future()
+        try:
+            await self._reader
+        finally:
+            self._reader = None
 
     def _read(self) -> None:
         """Takes all frames that are there. ZeroMQ tells once that there are some, and again only when all were taken.

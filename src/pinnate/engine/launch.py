@@ -20,9 +20,8 @@ class Launched:
 
     def __init__(self) -> None:
         self.heartbeat, self.beats = os.pipe()  # this process's end and its own
-        self._process: subprocess.Popen[bytes] | None = None
         try:
-            self._process = subprocess.Popen(
+            self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
                 [sys.executable, "-P", "-m", "pinnate.engine.process"],
                 stdin=subprocess.PIPE,
                 stderr=subprocess.PIPE,
