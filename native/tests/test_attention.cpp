@@ -421,7 +421,7 @@ void test_all(const char* name, void (*reg)(KernelTable&)) {
 }  // namespace
 
 int main() {
-  if (cpu_runs("amx")) {
+  if (cpu_runs("amx") && is_wanted("amx")) {
     __builtin_ia32_ldmxcsr(__builtin_ia32_stmxcsr() | 0x8040);  // FTZ, DAZ
     test_all("amx", amx::register_attention);
   }

@@ -13,6 +13,7 @@
 #include "../src/cpu.h"
 #include "check.h"
 #include "gemm_data.h"
+#include "isa_check.h"
 #include "kernel_parts.h"
 #include "weights_data.h"
 
@@ -28,7 +29,9 @@ std::mt19937& rng() {
 
 std::vector<KernelTable> tables() {
   std::vector<KernelTable> all;
-  for (const std::string& isa : cpu_info().isas) all.push_back(gemm_kernels(isa));
+  for (const std::string& name : cpu_info().isas)
+    if (is_wanted(name)) all.push_back(gemm_kernels(name));
+  CHECK(!all.empty());
   return all;
 }
 

@@ -12,6 +12,7 @@
 #include "../src/cpu.h"
 #include "check.h"
 #include "gemm_data.h"
+#include "isa_check.h"
 #include "kernel_parts.h"
 #include "weights_data.h"
 
@@ -29,12 +30,14 @@ std::mt19937& rng() {
 
 std::vector<KernelTable> tables() {
   std::vector<KernelTable> all;
-  for (const std::string& isa : cpu_info().isas) {
+  for (const std::string& name : cpu_info().isas) {
+    if (!is_wanted(name)) continue;
     KernelTable t{};
-    t.isa = isa == "amx" ? "amx" : isa == "avx512" ? "avx512" : isa == "avx2" ? "avx2" : "portable";
+    t.isa = name == "amx" ? "amx" : name == "avx512" ? "avx512" : name == "avx2" ? "avx2" : "portable";
     add_quant_kernels(t);
     all.push_back(t);
   }
+  CHECK(!all.empty());
   return all;
 }
 

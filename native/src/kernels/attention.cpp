@@ -240,14 +240,15 @@ void update_softmax(int64_t R, int tiles, float scale, const Span* spans, float*
   for (int64_t r = 0; r < R; ++r) {
     const float* row = s + r * kBlock;
     const Weights<A> weight(scale, states.reference[r * stride]);
-    vf sum = load(states.sums + r * stride);
+    constexpr int64_t words = kTile / Dot<A>::kPer * Dot<A>::kWords;
+    float* weights = p + r * (kBlockTiles * words);
     for (int t = 0; t < even_tiles; t += 2) {
       vf w[2 * kTileVecs];
       unrolled<2 * kTileVecs>(PINNATE_EACH(n) { w[n] = weight(load(row + t * kTile + n * kWidth)); });
-      constexpr int64_t words = kTile / Dot<A>::kPer * Dot<A>::kWords;
-      sum = store_weights<A, Summed>(w, p + r * (kBlockTiles * words) + t * words, sum);
+      store_weights<A>(w, weights + t * words);
     }
-    if (!Summed) store(states.sums + r * stride, sum);
+    float* sums = states.sums + r * stride;
+    if (!Summed) store(sums, add_weights<A>(weights, even_tiles, load(sums)));
   }
 }
 
@@ -521,7 +522,7 @@ struct ItemRun {
     for (int64_t i = 0; i < rows; ++i) spans[i] = {first_key(r + i) - start, position(r + i) + 1 - start};
     const float* q = m.q + r * q_words;
     with_constant<kRows>(rows, [&]<int R>() {
-      constexpr int kTiles = kVecs / kTileVecs;  // scored together
+      constexpr int kTiles = tiles_for(R);
       for (int t = 0; t < tiles; t += kTiles)
         with_constant<kTiles>(tiles - t, [&]<int T>() {
           score_tiles<A, R, T>(q, q_words, block.keys + t, next ? next->keys + t : nullptr, key_stride, g.steps,
@@ -545,18 +546,19 @@ struct ItemRun {
 
   template <bool Ahead>
   void add_values(const BlockTiles& block, const BlockTiles* next, int64_t rows, int64_t tokens, const State& states) const {
-    const int64_t vecs = g.columns / kWidth, whole = tokens / kTile, rest = tokens % kTile;
+    const int64_t tiles = g.columns / kTile, whole = tokens / kTile, rest = tokens % kTile;
     const float* rest_weights = m.weights + whole * (kTile / Dot<A>::kPer * Dot<A>::kWords);
-    for (int64_t n = 0; n < vecs; n += kVecs) {
-      const int64_t offset = n * kWidth * 4;
-      float* out = states.out + n * kWidth;
-      with_constant<kRows>(rows, [&]<int R>() {
-        with_constant<kVecs>(vecs - n, [&]<int N>() {
+    with_constant<kRows>(rows, [&]<int R>() {
+      constexpr int kTiles = tiles_for(R);
+      for (int64_t t = 0; t < tiles; t += kTiles)
+        with_constant<kTiles>(tiles - t, [&]<int T>() {
+          constexpr int N = T * kTileVecs;
+          const int64_t offset = t * kTile * 4;
+          float* out = states.out + t * kTile;
           add_tiles<A, R, N, Ahead>(m.weights, block, next, offset, value_stride, whole, out, stride);
           if (rest) add_part_of_tile<A, R, N>(rest_weights, block.values[whole] + offset, value_stride, rest, out, stride);
         });
-      });
-    }
+    });
   }
 
   void write_row(int64_t r, const State& state) const {

@@ -7,9 +7,6 @@
 constexpr int kGroup = kTileGroup;  // query rows
 constexpr int kChunk = kTileK;      // tokens of a step of p . v
 
-// To the second cache: what a block works with fills the first.
-inline void fetch_ahead(const unsigned char* line) { __builtin_prefetch(line, 0, 2); }
-
 // s[r][token] = q[r] . key[token] for N tiles of keys; q rows are q_stride bytes apart, s rows kBlock floats.
 template <bool Both, int N>
 void score_with_tiles(const float* q, int64_t q_stride, const unsigned char* const* keys, int64_t key_stride, int64_t steps,

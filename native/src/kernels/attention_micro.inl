@@ -4,6 +4,9 @@
 // neighbouring steps of the reduction. A step of the right operand is a row of lanes. Every accumulator is its own chain over
 // the steps, so its bits do not depend on how many rows or vectors are blocked together.
 //
+// kRows: query rows that are multiplied together at most; tiles_for(rows): the tiles (16 tokens, or 16 columns of values) that
+// these are multiplied with together.
+//
 // Dot<act>: kPer = elements of the reduction in a step; kWords = 32-bit words of the left operand for a step, and how many
 // multiply-adds a step takes, each with a part of its lanes.
 
@@ -26,7 +29,8 @@ struct Dot<Act::kF32> {
 
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
 
-constexpr int kRows = 6, kVecs = 4;  // 24 accumulators
+constexpr int kRows = 6;
+constexpr int tiles_for(int) { return 4; }  // 24 accumulators at most
 
 template <>
 struct Dot<Act::kBF16> {
@@ -44,7 +48,9 @@ struct Dot<Act::kBF16> {
 #else
 
 #if defined(__AVX2__) && defined(__FMA__)
-constexpr int kRows = 6, kVecs = 2;  // 12 accumulators of 16 registers
+constexpr int kRows = 6;
+// 12 accumulators of 16 registers at most, and 8 at least: two products are begun in a cycle, and each takes four.
+constexpr int tiles_for(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
 using vbits = __m256i;
 inline vbits load_bits(const unsigned char* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 inline vf low_half(vbits b) { return _mm256_castsi256_ps(_mm256_slli_epi32(b, 16)); }
@@ -52,7 +58,8 @@ inline vf high_half(vbits b) {
   return _mm256_castsi256_ps(_mm256_and_si256(b, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
 }
 #else
-constexpr int kRows = 2, kVecs = 4;
+constexpr int kRows = 2;
+constexpr int tiles_for(int) { return 1; }
 using vbits = vu;
 inline vbits load_bits(const unsigned char* p) {
   vbits b;
@@ -74,9 +81,8 @@ struct Dot<Act::kBF16> {  // no bf16 arithmetic here: the left operand is kept a
 
 #endif
 
-static_assert(kVecs % kTileVecs == 0 && kBlockTiles % (kVecs / kTileVecs) == 0);
-
-// acc[r][n] += sum over steps of left[r][step] * right[n][step]; ahead(offset of the step) is called in each step.
+// acc[r][n] += sum over steps of left[r][step] * right[n][step]; ahead(offset of the step) is called in each step. The fewer
+// of the two wait in registers for the others.
 template <Act A, int R, int N, class F>
 [[gnu::always_inline]] inline void multiply(vf (&acc)[R][N], const float* left, int64_t left_stride,
                                             const unsigned char* const (&right)[N], int64_t right_stride, int64_t steps,
@@ -85,13 +91,31 @@ template <Act A, int R, int N, class F>
   for (int64_t s = 0; s < steps; ++s) {
     ahead(s * right_stride);
     unrolled<D::kWords>(PINNATE_EACH(part) {
-      typename D::Right b[N];
-      unrolled<N>(PINNATE_EACH(n) { b[n] = D::load(right[n] + s * right_stride, part); });
-      unrolled<R>(PINNATE_EACH(r) {
-        unrolled<N>(PINNATE_EACH(n) { D::mac(acc[r][n], b[n], left + r * left_stride + s * D::kWords + part); });
-      });
+      const auto load = [&](int n) __attribute__((always_inline)) { return D::load(right[n] + s * right_stride, part); };
+      const float* a = left + s * D::kWords + part;
+      if constexpr (R < N) {
+        unrolled<N>(PINNATE_EACH(n) {
+          const typename D::Right b = load(n);
+          unrolled<R>(PINNATE_EACH(r) { D::mac(acc[r][n], b, a + r * left_stride); });
+        });
+      } else {
+        typename D::Right b[N];
+        unrolled<N>(PINNATE_EACH(n) { b[n] = load(n); });
+        unrolled<R>(PINNATE_EACH(r) {
+          unrolled<N>(PINNATE_EACH(n) { D::mac(acc[r][n], b[n], a + r * left_stride); });
+        });
+      }
     });
   }
+}
+
+// To the second cache: what a block works with fills the first.
+inline void fetch_ahead(const unsigned char* line) {
+#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
+  __builtin_prefetch(line);  // this table has not been measured with it
+#else
+  __builtin_prefetch(line, 0, 2);
+#endif
 }
 
 constexpr auto kNothingAhead = [](int64_t) {};
@@ -115,7 +139,7 @@ void score_tiles(const float* q, int64_t q_stride, const unsigned char* const* t
   unrolled<R>(PINNATE_EACH(r) { unrolled<N>(PINNATE_EACH(n) { acc[r][n] = set1(0.0f); }); });
   if (next) {
     multiply<A>(acc, q, q_stride, right, key_stride, steps, [=](int64_t offset) {
-      for (int t = 0; t < T; ++t) __builtin_prefetch(next[t] + offset);
+      for (int t = 0; t < T; ++t) fetch_ahead(next[t] + offset);
     });
   } else {
     multiply<A>(acc, q, q_stride, right, key_stride, steps, kNothingAhead);
@@ -138,7 +162,7 @@ template <Act A, int R, int N, bool Ahead>
     const unsigned char* line = Ahead ? next->values[t] + offset : nullptr;
     multiply<A>(acc, p + t * steps * D::kWords, p_stride, right, value_stride, steps, [=](int64_t step) {
       if constexpr (Ahead)
-        for (int n = 0; n < N; n += kTileVecs) __builtin_prefetch(line + step + n * kWidth * 4);
+        for (int n = 0; n < N; n += kTileVecs) fetch_ahead(line + step + n * kWidth * 4);
     });
   }
   unrolled<R>(PINNATE_EACH(r) { unrolled<N>(PINNATE_EACH(n) { store(out + r * out_stride + n * kWidth, acc[r][n]); }); });
@@ -238,25 +262,28 @@ struct Weights<Act::kBF16> {
 };
 #endif
 
-// Stores the weights of two tiles as a left operand of Dot<A> and adds them, as rounded there, to the lane sums, unless the
-// product with values does (Summed). Both tiles go together because a bf16 vector holds two; `w` has 2 * kTileVecs vectors.
-template <Act A, bool Summed>
-inline vf store_weights(const vf* w, float* p, vf sum) {
+// Stores the weights of two tiles as a left operand of Dot<A>. Both go together because a bf16 vector holds two; `w` has
+// 2 * kTileVecs vectors.
+template <Act A>
+inline void store_weights(const vf* w, float* p) {
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
-  if constexpr (A == Act::kBF16) {
-    const __m512bh pairs = _mm512_cvtne2ps_pbh(w[1], w[0]);
-    _mm512_storeu_si512(p, (__m512i)pairs);
-    if constexpr (Summed) return sum;
-    return _mm512_dpbf16_ps(sum, pairs, (__m512bh)_mm512_set1_epi32(0x3f803f80));
-  }
+  if constexpr (A == Act::kBF16) return _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(w[1], w[0]));
 #endif
-  for (int n = 0; n < 2 * kTileVecs; ++n) {
-    vf v = w[n];
-#if !(defined(__AVX512BF16__) && defined(__AVX512BW__))
-    if constexpr (A == Act::kBF16) v = round_bf16(v);
+  for (int n = 0; n < 2 * kTileVecs; ++n) store(p + n * kWidth, w[n]);
+}
+
+// sum, by lanes, and the weights of `tiles` tiles (a multiple of two), as they were stored at p.
+template <Act A>
+inline vf add_weights(const float* p, int tiles, vf sum) {
+  constexpr int kWeights = kTile / Dot<A>::kPer * Dot<A>::kWords;
+  for (int i = 0; i < tiles * kWeights; i += kWidth) {
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+    if constexpr (A == Act::kBF16) {
+      sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_loadu_si512(p + i), (__m512bh)_mm512_set1_epi32(0x3f803f80));
+      continue;
+    }
 #endif
-    store(p + n * kWidth, v);
-    sum = sum + v;
+    sum = sum + load(p + i);
   }
   return sum;
 }
