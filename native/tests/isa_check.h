@@ -33,8 +33,8 @@ template <class Test, class Register>
 int for_every_isa(const char* name, Test test, Register portable, Register avx2, Register avx512) {
   __builtin_ia32_ldmxcsr(__builtin_ia32_stmxcsr() | 0x8040);  // FTZ, DAZ
   __builtin_cpu_init();
-  const auto run = [&](const char* isa, bool is_here, Register routines) {
-    if (is_here && is_wanted(isa)) test(isa, routines);
+  const auto run = [&](const char* table, bool is_here, Register routines) {
+    if (is_here && is_wanted(table)) test(table, routines);
   };
   run("portable", true, portable);
   run("avx2", __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"), avx2);

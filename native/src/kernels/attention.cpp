@@ -248,7 +248,7 @@ void update_softmax(int64_t R, int tiles, float scale, const Span* spans, float*
       store_weights<A>(w, weights + t * words);
     }
     float* sums = states.sums + r * stride;
-    if (!Summed) store(sums, add_weights<A>(weights, even_tiles, load(sums)));
+    if (!Summed) store(sums, add_weights<A>(weights, even_tiles * words, load(sums)));
   }
 }
 

@@ -272,11 +272,10 @@ inline void store_weights(const vf* w, float* p) {
   for (int n = 0; n < 2 * kTileVecs; ++n) store(p + n * kWidth, w[n]);
 }
 
-// sum, by lanes, and the weights of `tiles` tiles (a multiple of two), as they were stored at p.
+// sum, by lanes, and the weights that were stored in the `words` words at p, a multiple of kWidth.
 template <Act A>
-inline vf add_weights(const float* p, int tiles, vf sum) {
-  constexpr int kWeights = kTile / Dot<A>::kPer * Dot<A>::kWords;
-  for (int i = 0; i < tiles * kWeights; i += kWidth) {
+inline vf add_weights(const float* p, int64_t words, vf sum) {
+  for (int64_t i = 0; i < words; i += kWidth) {
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
     if constexpr (A == Act::kBF16) {
       sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_loadu_si512(p + i), (__m512bh)_mm512_set1_epi32(0x3f803f80));

@@ -115,14 +115,23 @@ class ProcessClient:
     async def _receive_frame(self) -> bytes:
         while not self._frames and not self._exited.done():
             await self._news()
-        with contextlib.suppress(TimeoutError):  # what a dead child had sent may still be on its way
+        if not self._frames:
+            await self._last_frames()
+        return self._frames.popleft()
+
+    async def _last_frames(self) -> None:
+        """What a dead child had sent may still be on its way.
+
+        Raises:
+            EngineDeadError: there is nothing.
+        """
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_MESSAGES_SECONDS):
                 while not self._frames:
                     await self._news()
         if not self._frames:
             words = self._child.last_words()
             raise EngineDeadError(self._child.cause_of_death() + (f"; it wrote last: {words}" if words else ""))
-        return self._frames.popleft()
 
     async def _news(self) -> None:
         """Until there are frames, or the child has ended."""
